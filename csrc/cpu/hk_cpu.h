@@ -1,0 +1,133 @@
+/* The CPU kernel set: one table of functions, filled from scalar upwards by every instruction set that this CPU can run.
+ *
+ * Kernels do not print, allocate, or exit, and check nothing: callers guarantee the shapes. Every translation unit under
+ * csrc/cpu/<isa>/ is compiled with that instruction set's flags and defines the same functions under its own suffix.
+ */
+#ifndef HK_CPU_H
+#define HK_CPU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../formats/hk_formats.h"
+#include "../formats/hk_packed.h"
+
+/* What a CPU and its operating system offer: CPUID and XGETBV together. */
+enum {
+    HK_HAS_AVX2 = 1 << 0,       /* AVX2, FMA, F16C, ymm state enabled */
+    HK_HAS_AVXVNNI = 1 << 1,    /* AVX-VNNI (VEX dpbusd) */
+    HK_HAS_AVX512 = 1 << 2,     /* F, BW, DQ, VL, zmm state enabled */
+    HK_HAS_AVX512VNNI = 1 << 3, /* and VNNI */
+    HK_HAS_AMX = 1 << 4         /* AMX tile and int8, tile state enabled and granted */
+};
+
+/* n columns of activations, quantised or float. Strides count elements of the array that they belong to. Rows of codes
+ * and of x are 64-byte aligned; K is a multiple of the format's block. */
+typedef struct hk_act {
+    const int8_t *codes;   /* [n][K] in [-127, 127] */
+    const float *scales;   /* [n][K / 32 or K / 256] */
+    const int16_t *sums;   /* [n][K / 16] sums of 16 codes */
+    const float *x;        /* [n][K] for the float formats */
+    int64_t codes_stride, scales_stride, sums_stride, x_stride;
+} hk_act;
+
+/* out[r] = row r . column 0, for the 16 * n_panels rows of the panels; out is padded to that many. */
+typedef void (*hk_gemv_fn)(const uint8_t *panels, int64_t n_panels, int64_t K, const hk_act *a, float *out);
+/* out[c * out_stride + r] = row r . column c. scratch: HK_GEMM_SCRATCH bytes, 64-byte aligned, private to the thread.
+ * Bit-identical to gemv for every column. */
+typedef void (*hk_gemm_fn)(const uint8_t *panels, int64_t n_panels, int64_t K, const hk_act *a, int64_t n_cols, float *out,
+                           int64_t out_stride, void *scratch);
+/* n_blocks raw GGUF blocks -> floats in file order, bit for bit what the format's definition gives in float32. */
+typedef void (*hk_dequant_fn)(const uint8_t *raw, int64_t n_blocks, float *out);
+
+#define HK_GEMM_SCRATCH (256 * 1024)
+
+typedef struct hk_type_kernels {
+    hk_gemv_fn gemv;
+    hk_gemm_fn gemm;
+    hk_dequant_fn dequant;
+    const char *gemv_isa, *gemm_isa, *dequant_isa; /* which set each came from */
+} hk_type_kernels;
+
+/* Quantises K floats: per block of 32 or 256 d = max|x| / 127, code = round-half-even(x * (127 / max|x|)), all zero when
+ * max|x| is 0; a block with a NaN or an infinity gets d = NaN and codes 0, so that the fault stays visible. */
+typedef void (*hk_quantize_fn)(const float *x, int64_t K, int8_t *codes, float *scales, int16_t *sums);
+
+enum { HK_ACT_SILU, HK_ACT_GELU_TANH };
+enum { HK_ROPE_NORM, HK_ROPE_NEOX };
+enum { HK_KV_F16, HK_KV_Q8_0, HK_KV_Q4_0, HK_KV_F32, HK_N_KV };
+#define HK_PAGE 128 /* tokens per KV page */
+
+/* One KV head of one page, see kv_layout below. */
+typedef struct hk_float_ops {
+    /* y = x * rsqrt(mean(x^2) + eps) * w (w may be NULL); the sum of squares in float64 or compensated float32 */
+    void (*rmsnorm)(const float *x, const float *w, int64_t n, float eps, float *y);
+    /* y = (x - mean) / sqrt(var + eps) * w + b: not used by today's architectures, may be NULL */
+    void (*add)(float *y, const float *a, const float *b, int64_t n);      /* y = a + b */
+    void (*scale)(float *y, const float *a, float s, int64_t n);           /* y = a * s */
+    void (*glu)(float *y, const float *gate, const float *up, int64_t n, int act); /* y = act(gate) * up, error <= 2e-6 relative */
+    void (*softcap)(float *y, const float *x, float cap, int64_t n);       /* y = cap * tanh(x / cap) */
+    /* rotates one head vector x[head_dim] in place by cos/sin pairs cs[rot/2][2]; layout norm: pairs (2i, 2i+1), neox:
+     * (i, i + rot/2); elements from rot on are left alone */
+    void (*rope)(float *x, int64_t rot, const float *cs, int layout);
+    float (*max)(const float *x, int64_t n);
+    /* index of the largest (lowest index on ties), its value, and log(sum exp(x)): *bad is set when an element is NaN or
+     * all are -inf. lse may be NULL. */
+    int64_t (*argmax)(const float *x, int64_t n, float *value, double *lse, int *bad);
+    hk_quantize_fn quantize[HK_N_ACT_KINDS]; /* by hk_act_kind; F32 is NULL */
+
+    /* KV pages. A page of one KV head has a K plane and a V plane. K is stored transposed, so that tokens are lanes when
+     * scores are computed; V by token, so that head dimensions are lanes when they are summed:
+     *   f16/f32: K [head_dim][HK_PAGE], V [HK_PAGE][head_dim]
+     *   q8_0:    K codes int8 [head_dim][HK_PAGE], then fp16 scales [head_dim / 32][HK_PAGE];
+     *            V codes int8 [HK_PAGE][head_dim], then fp16 scales [HK_PAGE][head_dim / 32]
+     *   q4_0:    the same with two codes a byte: K byte [i][t] holds dimensions 2i (low nibble) and 2i + 1; V byte [t][i] holds
+     *            dimensions 2i and 2i + 1; code + 8 is stored
+     * quantisation as GGUF's Q8_0 and Q4_0 define it. */
+    void (*kv_store_k)(int kv_type, void *plane, int64_t head_dim, int64_t slot, const float *k);
+    void (*kv_store_v)(int kv_type, void *plane, int64_t head_dim, int64_t slot, const float *v);
+    /* Scores and sums of n_q query vectors of one KV head against tokens [t0, t1) of one page: continues the running
+     * (max, sum, acc) of an online softmax. Row i sees only tokens t in [lo[i], hi[i]) of the page. q is pre-scaled; cap > 0
+     * applies cap * tanh(s / cap). acc [n_q][head_dim_v], m and l [n_q]. Rows are independent of each other to the bit.
+     * scratch: HK_ATTN_SCRATCH bytes, 64-byte aligned. */
+    void (*attend_page)(int kv_type, const void *k_plane, const void *v_plane, int64_t head_dim_k, int64_t head_dim_v,
+                        const float *q, int64_t q_stride, int64_t n_q, const int32_t *lo, const int32_t *hi, float cap,
+                        float *m, float *l, float *acc, int64_t acc_stride, void *scratch);
+} hk_float_ops;
+
+#define HK_ATTN_SCRATCH (512 * 1024)
+
+/* Bytes of the K and of the V plane of one head in one page, multiples of 64. */
+int64_t hk_kv_k_plane_bytes(int kv_type, int64_t head_dim);
+int64_t hk_kv_v_plane_bytes(int kv_type, int64_t head_dim);
+
+typedef struct hk_cpu_set {
+    const char *name;
+    uint32_t requires; /* HK_HAS_* mask */
+    hk_type_kernels type[HK_N_TYPES];
+    hk_float_ops op;
+    const char *op_isa; /* the highest set that filled op */
+} hk_cpu_set;
+
+/* What this CPU has. */
+uint32_t hk_cpu_features(void);
+/* Number of sets in the list, and their names in ascending order: scalar, avx2, avxvnni, avx512, avx512vnni, amx. */
+int hk_cpu_n_sets(void);
+const char *hk_cpu_set_name(int i);
+uint32_t hk_cpu_set_requires(int i);
+/* 1 when kernels of that set were compiled in. */
+int hk_cpu_set_built(int i);
+/* Fills *set with the kernels of set i over those below it. Returns 0, or -1 when this CPU cannot run it or it was not built. */
+int hk_cpu_fill(int i, hk_cpu_set *set);
+
+/* Each ISA folder defines these two under its own suffix: they override the entries that they have. */
+#define HK_DECLARE_ISA(isa)                                                                                            \
+    void hk_fill_quant_##isa(hk_cpu_set *set);                                                                         \
+    void hk_fill_float_##isa(hk_cpu_set *set);
+HK_DECLARE_ISA(scalar)
+HK_DECLARE_ISA(avx2)
+HK_DECLARE_ISA(avxvnni)
+HK_DECLARE_ISA(avx512)
+HK_DECLARE_ISA(avx512vnni)
+
+#endif
