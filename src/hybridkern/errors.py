@@ -20,7 +20,7 @@ class GGUFError(HybridKernError):
 
 
 class ModelError(HybridKernError):
-    """The file is a valid GGUF file but not a model that can be run: unknown architecture, missing tensor, bad shape."""
+    """A valid GGUF file is not a model that can be run: unknown architecture, missing tensor, bad shape."""
 
 
 class TokenizerError(HybridKernError):

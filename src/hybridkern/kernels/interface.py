@@ -58,14 +58,18 @@ class Vector:
 
 @dataclass(frozen=True, eq=False)
 class Angles:
-    """cos and sin of position * inv_freq[i], both times `mscale`, for every token of the step; [tokens][len(inv_freq)][2].
+    """cos and sin of position * inv_freq[i], both times `mscale`, for every token: [tokens][rot / 2][2].
 
-    `inv_freq` is float64 [rot / 2]. Angles are computed in float64 and rounded once to float32.
+    `inv_freq` is float64 [rot / 2]. Angles are computed in float64 and rounded once to float32. Tokens whose
+    `Batch.variants` entry is 1 use `inv_freq_long` and `mscale_long` instead (LongRoPE: a sequence longer than the
+    original context uses other factors, for all of its tokens).
     """
 
     name: str
     inv_freq: np.ndarray
     mscale: float = 1.0
+    inv_freq_long: np.ndarray | None = None
+    mscale_long: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +129,10 @@ class Recorder:
         self._record("head_norm", x, x, weight, head_dim=head_dim, eps=eps)
 
     def rope(self, x: Buffer, angles: Angles, head_dim: int, layout: str) -> None:
-        """In place: rotates the first 2 * len(inv_freq) values of every head; layout "norm" pairs (2i, 2i+1), "neox" (i, i + rot/2)."""
+        """In place: rotates the first rot values of every head.
+
+        Layout "norm" pairs (2i, 2i+1), "neox" pairs (i, i + rot / 2).
+        """
         self._record("rope", x, x, angles, head_dim=head_dim, layout=layout)
 
     def store_kv(self, kv: KVSpec, k: Buffer, v: Buffer) -> None:
@@ -170,10 +177,11 @@ class Batch:
     """What one step works on: n tokens of one or several sequences.
 
     tokens, positions, sequences: int32 [n]; outputs: int32 [m], rows of the step whose logits are wanted, ascending.
-    `sequences` are indices of the set's page tables.
+    `sequences` are indices of the set's page tables; `variants`, int32 [n] or None, choose between two rotary tables.
     """
 
     tokens: np.ndarray
     positions: np.ndarray
     sequences: np.ndarray
     outputs: np.ndarray
+    variants: np.ndarray | None = None
