@@ -147,7 +147,7 @@ class Metadata(Mapping[str, Any]):
 
     def __init__(self, path: str, buffer: bytearray, entries: dict[str, Entry]) -> None:
         self._path = path
-        self._buffer = buffer
+        self._buffer: bytearray | bytes = buffer
         self._entries = entries
         self._values: dict[str, Any] = {}
 
@@ -165,6 +165,10 @@ class Metadata(Mapping[str, Any]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._entries
+
+    def freeze(self, end: int) -> None:
+        """Keep an immutable copy of the file's first `end` bytes in place of the buffer that the walk filled."""
+        self._buffer = bytes(memoryview(self._buffer)[:end])  # slices of bytes decode faster than those of a bytearray
 
     def _decode(self, type_id: int, at: int) -> tuple[Any, int]:
         """The value of that type at byte `at`, and the offset after it. The walk at opening checked every bound."""
@@ -184,11 +188,11 @@ class Metadata(Mapping[str, Any]):
             return array, at + array.nbytes
         items = []
         if element == STRING:
-            unpack, view = _U64.unpack_from, memoryview(buffer)
+            unpack = _U64.unpack_from
             for _ in range(count):
-                end = at + 8 + unpack(buffer, at)[0]
-                items.append(str(view[at + 8 : end], "utf-8", "surrogateescape"))
-                at = end
+                start = at + 8
+                at = start + unpack(buffer, at)[0]
+                items.append(buffer[start:at].decode("utf-8", "surrogateescape"))
         else:
             for _ in range(count):
                 item, at = self._decode(element, at)

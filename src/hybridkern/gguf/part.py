@@ -135,7 +135,7 @@ class Part:
         metadata_end = cursor.pos
         table = read_table(cursor, n_tensors)
         data_offset, tensors = place(cursor, table, alignment, index)
-        del cursor.buffer[metadata_end:]
+        metadata.freeze(metadata_end)
         return cls(path, fd, size, version, alignment, metadata, tensors, data_offset)
 
     def attach(self, use_mmap: bool, lock: bool) -> None:
