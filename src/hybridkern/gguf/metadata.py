@@ -21,8 +21,10 @@ from .cursor import Cursor, shown, shown_path
 MAX_KEYS = 1 << 16
 MAX_KEY_BYTES = 65535  # the specification's limit
 MAX_ARRAY_DEPTH = 4
-# Strings and inner arrays of one file. They must be walked one by one; the largest vocabularies have half a million.
-MAX_WALKED_ITEMS = 1 << 22
+# Strings and inner arrays must be walked one by one, so a file may not have any number of them. The largest
+# vocabularies have half a million strings with their merges.
+MAX_STRINGS = 1 << 21
+MAX_INNER_ARRAYS = 1 << 16
 _SMALLEST_ENTRY = 8 + 1 + 4 + 1
 
 STRING, ARRAY, BOOL = 8, 9, 7
@@ -68,7 +70,7 @@ class _Walker:
 
     def __init__(self, cursor: Cursor) -> None:
         self.cursor = cursor
-        self.walked = 0
+        self.left = {STRING: MAX_STRINGS, ARRAY: MAX_INNER_ARRAYS}
 
     def value(self, type_id: int, what: str, depth: int = 0) -> None:
         c, at = self.cursor, self.cursor.pos
@@ -105,9 +107,10 @@ class _Walker:
                     raise c.error(what, where, "holds a bool that is neither 0 nor 1")
                 del values  # a bytearray cannot grow while something looks at it
             return
-        self.walked += count
-        if self.walked > MAX_WALKED_ITEMS:
-            raise c.error(what, at, f"brings the strings of the metadata above {MAX_WALKED_ITEMS}, the most accepted")
+        if count > self.left[element]:
+            problem = f"has {count} elements of type {_type_name(element)}; {self.left[element]} more are accepted"
+            raise c.error(what, at, problem)
+        self.left[element] -= count
         if element == STRING:
             c.skip_strings(count, what)
             return
@@ -117,7 +120,6 @@ class _Walker:
 
 def read_entries(cursor: Cursor, count: int) -> dict[str, Entry]:
     """Walk `count` metadata entries; raises GGUFError for anything malformed, a key that comes twice included."""
-    at = cursor.pos
     if count > min(MAX_KEYS, cursor.left // _SMALLEST_ENTRY):
         problem = f"claims {count} metadata keys; {cursor.left} bytes are left in the file, and {MAX_KEYS} keys allowed"
         raise cursor.error("the key count", 16, problem)
