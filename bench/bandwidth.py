@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,6 @@ class Bandwidth:
     threads: int
     scratch: Path
     mib: int = 1024
-    samples: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.program: Path | None = None
@@ -38,9 +37,7 @@ class Bandwidth:
 
     def measure(self) -> float:
         """One sample in GB/s: the best of several passes."""
-        rate = self._compiled() if self.program else self._numpy()
-        self.samples.append(rate)
-        return rate
+        return self._compiled() if self.program else self._numpy()
 
     def _compiled(self) -> float:
         command = [str(self.program), str(self.threads), str(self.mib), "7"]

@@ -6,13 +6,14 @@
     CMAKE_ARGS=-DGGML_NATIVE=ON peer/bin/pip install --no-binary llama-cpp-python llama-cpp-python
     python bench/peers.py -m model.gguf --peer-python peer/bin/python --out peers.json
 
-Every engine and setting runs in a worker process of its own (adapters.py), loaded once. In each round every test is timed in every
-worker, one after the other; the first place rotates. Memory read bandwidth is measured in each round too, since a shared host
-changes its speed. Before anything is timed, each worker computes the perplexity of tests/golden/text.txt, in batches and token by
-token: a setting whose perplexity is wrong is shown, but never counts as the best peer.
+Every engine and setting runs in a worker process of its own (adapters.py), loaded once. In each round every test is
+timed in every worker, one after the other; the first place rotates. Memory read bandwidth is measured in each round
+too, since a shared host changes its speed. Before anything is timed, each worker computes the perplexity of
+tests/golden/text.txt, in batches and token by token: a setting whose perplexity is wrong is shown, but never counts as
+the best peer.
 
-llama.cpp's settings: `repack` is its default; `raw` keeps the file's rows, which lets its tiled matrix product take K-quants;
-`raw-untiled` turns that off as well. Each with and without flash attention, unless --flash says otherwise.
+llama.cpp's settings: `repack` is its default; `raw` keeps the file's rows, which lets its tiled matrix product take
+K-quants; `raw-untiled` turns that off as well. Each with and without flash attention, unless --flash says otherwise.
 """
 
 from __future__ import annotations

@@ -56,6 +56,7 @@ def assemble(parts: list[Path], target: Path, sha256: str) -> None:
                 out.write(data)
         if digest.hexdigest() != sha256:
             raise ValueError(f"{target.name}: SHA-256 {digest.hexdigest()}, expected {sha256}")
+        os.chmod(name, 0o644)  # a temporary file is private
         os.replace(name, target)
     except BaseException:
         os.unlink(name)

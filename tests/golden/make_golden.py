@@ -34,7 +34,7 @@ POSITIONS = 640  # past Gemma's sliding window of 512
 TOP = 32
 GREEDY_STEPS = 48
 GREEDY_TOP = 8
-LONG = 2000  # more ids than this are kept as a digest
+LONG = 1000  # more ids than this are kept as a digest
 
 TEXTS = {
     "empty": "",
