@@ -61,7 +61,7 @@ class Vocabulary:
 
     @property
     def kind(self) -> str:
-        """"spm" or "bpe"."""
+        """ "spm" or "bpe"."""
         return self.fields.kind
 
     @property
