@@ -1,4 +1,4 @@
-"""The flags of llama.cpp's programs that this one does not need: each is accepted with a note, or refused with a reason.
+"""Flags of llama.cpp's programs that have no work here: each is accepted with a note, or refused with a reason.
 
 No flag is ignored in silence. A flag with a value of its own takes exactly one. `TABLE` is the whole list; the flags
 that do something here are in `flags.py`.
@@ -17,7 +17,7 @@ _FILE = "the file's own values are used"
 
 @dataclass(frozen=True)
 class Known:
-    """One flag: `answer` is a note when `fine`, a refusal otherwise. `harmless` values of a refused flag get the note."""
+    """One flag: `answer` is a note when `fine`, else a refusal, unless the value is one of the `harmless`."""
 
     names: tuple[str, ...]
     values: int

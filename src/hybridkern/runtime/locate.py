@@ -180,6 +180,7 @@ def _from_hub(reference: str, say: Callable[[str], None]) -> Path:
     names = [name] if split is None else [_SPLIT.sub(f"-{i + 1:05}-of-{count:05}.gguf", name) for i in range(count)]
     say(f"fetching {repository}: {name}" + (f" and {count - 1} more" if count > 1 else ""))
     try:
-        return Path([hf_hub_download(repo_id=repository, filename=each) for each in names][0])
+        fetched = [hf_hub_download(repo_id=repository, filename=each) for each in names]
     except Exception as error:  # whatever the client raises: it has its own large family
         raise GGUFError(f"hf:{reference}: {error}") from error
+    return Path(fetched[0])
