@@ -106,7 +106,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     add("--temp", "--temperature", type=number(0), default=0.8, metavar="T", help="0 takes the likeliest token (0.8)")
     add("--top-k", type=integer(0), default=40, metavar="K", help="0 is off (40)")
     add("--top-p", type=number(0, 1), default=0.95, metavar="P", help="1 is off (0.95)")
-    add("--min-p", type=number(0, 1), default=0.0, metavar="P", help="0 is off (0)")
+    add("--min-p", type=number(0, 1), default=0.05, metavar="P", help="0 is off (0.05)")
     add("--typical", "--typical-p", type=number(0, 1), default=1.0, metavar="P", help="1 is off (1)")
     add("--repeat-penalty", type=number(0), default=1.0, metavar="X", help="1 is off (1)")
     add("--repeat-last-n", type=integer(-1), default=64, metavar="N", help="tokens looked back at; -1 all (64)")

@@ -6,6 +6,7 @@ log-probability, never the whole vocabulary. What happens here for each token is
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,8 @@ class Request:
         """Check the arguments of `Model.generate`."""
         if len(ids) > model.n_ctx:
             raise ContextError(f"the prompt has {len(ids)} tokens, but the context holds {model.n_ctx} (n_ctx)")
+        if sampling.get("logit_bias", 0) is None:
+            del sampling["logit_bias"]
         stops = [stop] if isinstance(stop, str) else list(stop or ())
         StopMatcher(stops)
         return cls(
@@ -104,12 +107,18 @@ def generate(session: Session, request: Request) -> Iterator[Piece]:
 
 def _stepper(session: Session, request: Request) -> Callable[[list[int]], tuple[int, float]]:
     """A function that appends tokens and chooses the next one."""
-    if request.sampling.is_greedy:
+    params = request.sampling
+    if params.greedy and not params.penalises and not params.logit_bias:
         return session.advance_greedy
-    sampler = Sampler(request.sampling, session.model.vocabulary, request.ids)
+    sampler = Sampler(params, session.model.n_vocab)
+    for token in request.ids:
+        sampler.accept(token)
+    steps = itertools.count(1)
 
     def step(tokens: list[int]) -> tuple[int, float]:
         logits = session.advance(tokens, [len(tokens) - 1])[0]
-        return sampler.sample(logits)
+        token, logprob = sampler.sample(logits, next(steps))
+        sampler.accept(token)
+        return token, logprob
 
     return step

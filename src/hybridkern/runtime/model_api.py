@@ -157,7 +157,7 @@ class Model:
 
         max_tokens=64          most pieces; None: until the model ends or the context is full
         temperature=0.8        0: the likeliest token, whatever the seed
-        top_k=40, top_p=0.95, min_p=0, typical_p=1      0 and 1 are off
+        top_k=40, top_p=0.95, min_p=0.05, typical_p=1      0 and 1 are off
         repeat_penalty=1, repeat_last_n=64, presence_penalty=0, frequency_penalty=0
         mirostat=0, mirostat_tau=5, mirostat_eta=0.1    mirostat 1 or 2 in place of top_k ... typical_p
         logit_bias=None        {token id: what is added to its logit}
