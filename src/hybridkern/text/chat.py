@@ -199,9 +199,13 @@ def _within(seconds: float, work: Callable[[], str]) -> str:
 
     thread = threading.Thread(target=run, name="chat-template", daemon=True)
     thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_OutOfTime))
+    try:
+        thread.join(seconds)
+    finally:  # also when Ctrl-C ends the wait
+        overdue = thread.is_alive()
+        if overdue:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_OutOfTime))
+    if overdue:
         thread.join(1.0)
         raise _OutOfTime
     if failure:

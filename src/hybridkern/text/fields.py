@@ -36,7 +36,9 @@ class TokenType(IntEnum):
 MODELS = {"llama": "spm", "gpt2": "bpe"}
 
 # Pre-tokenizers whose vocabularies add BOS when the file does not say (`add_bos_token` is missing).
-_ADDS_BOS = frozenset(["llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken"])
+_ADDS_BOS = {
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken",
+}  # fmt: skip
 
 # Files converted from SentencePiece models of the Llama family leave these ids out when they are the usual ones.
 _SPM_DEFAULT_IDS = {"bos": 1, "eos": 2, "unknown": 0}

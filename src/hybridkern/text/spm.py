@@ -35,7 +35,7 @@ class SpmModel:
         ids: list[int] = self._processor.EncodeAsIds(text)
         if self._n_tokens in ids:  # the stand-in of a vocabulary without an unknown token
             raise TokenizerError(
-                "the text has characters that this vocabulary cannot express: it has no byte tokens and no unknown token"
+                "the text has characters that this vocabulary cannot express: no byte tokens, no unknown token"
             )
         return ids
 

@@ -23,8 +23,15 @@ import xllamacpp
 from texts import TEXTS
 
 HERE = Path(__file__).parent
-PRE_NAMES = ["llama-bpe", "smollm", "qwen2", "gpt-2", "deepseek-llm", "deepseek-coder", "deepseek-v3", "falcon", "command-r", "starcoder", "refact", "mpt", "olmo", "stablelm2", "dbrx", "chatglm-bpe", "exaone", "tekken", "gpt-4o", "bailingmoe", "seed-coder", "bloom", "viking", "default", "qwen35"]
-TOKENIZER_KEYS = ["model", "pre", "tokens", "scores", "token_type", "merges", "bos_token_id", "eos_token_id", "eot_token_id", "unknown_token_id", "add_bos_token", "add_eos_token", "add_space_prefix"]
+PRE_NAMES = [
+    "llama-bpe", "smollm", "qwen2", "gpt-2", "deepseek-llm", "deepseek-coder", "deepseek-v3", "falcon", "command-r",
+    "starcoder", "refact", "mpt", "olmo", "stablelm2", "dbrx", "chatglm-bpe", "exaone", "tekken", "gpt-4o",
+    "bailingmoe", "seed-coder", "bloom", "viking", "default", "qwen35",
+]  # fmt: skip
+TOKENIZER_KEYS = [
+    "model", "pre", "tokens", "scores", "token_type", "merges", "bos_token_id", "eos_token_id", "eot_token_id",
+    "unknown_token_id", "add_bos_token", "add_eos_token", "add_space_prefix",
+]  # fmt: skip
 
 
 def ask(server: xllamacpp.Server, path: str, body: dict) -> dict:
@@ -96,7 +103,8 @@ def handmade_spm(add_space_prefix: bool) -> dict[str, object]:
     """A vocabulary in Llama 2's layout, with what real ones rarely show: merges that lead to a control token."""
     rows = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
     rows += [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
-    words = ["▁t", "he", "▁the", "in", "▁a", "er", "▁b", "re", "s>", "</", "▁<", "ll", "▁▁", "▁▁▁▁", "aa", "aaaa", "tex", "xt", "<pad", "ext", "os>", "te", "12", "23"]
+    words = ["▁t", "he", "▁the", "in", "▁a", "er", "▁b", "re", "s>", "</", "▁<", "ll", "▁▁", "▁▁▁▁"]
+    words += ["aa", "aaaa", "tex", "xt", "<pad", "ext", "os>", "te", "12", "23"]
     rows += [(word, -float(i), 1) for i, word in enumerate(words)]
     rows += [("<tool>", 0.0, 4), ("<tool>x", 0.0, 4), ("<pad>", 0.0, 3), ("<eos>", 0.0, 3), ("xtex", 0.0, 4)]
     letters = "▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789<>/.,!?'-中猫é"
