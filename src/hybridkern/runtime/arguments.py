@@ -38,7 +38,6 @@ class LoadOptions:
     kv_type: str
     mmap: bool
     mlock: bool
-    sha256: str | None
     validate: bool
 
     @classmethod
