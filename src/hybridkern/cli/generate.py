@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         return show_dry_run(args, options)
     if not args.chat and prompt is None:
         raise ArgumentError("nothing to continue: give a prompt with -p or -f, or chat with -cnv")
+    _check_generation(args)
     clock = Clock()
     with open_model(args, options) as model:
         clock.lap("load")
@@ -76,6 +77,13 @@ def run(args: argparse.Namespace) -> int:
 
             return converse(args, model, prompt, clock)
         return _continue(args, model, prompt or "", clock)
+
+
+def _check_generation(args: argparse.Namespace) -> None:
+    """A wrong number is told before a large model is loaded."""
+    from hybridkern.runtime.generation import Request
+
+    Request.checked([], frozenset(), **generation_arguments(args))
 
 
 def open_model(args: argparse.Namespace, options: dict[str, Any]) -> Model:

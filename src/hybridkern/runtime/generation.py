@@ -34,10 +34,17 @@ class Request:
     sampling: SamplingParams
 
     @classmethod
-    def of(
+    def of(cls, model: Model, ids: list[int], **options: Any) -> Request:
+        """Check the arguments of `Model.generate`."""
+        if len(ids) > model.n_ctx:
+            raise ContextError(f"the prompt has {len(ids)} tokens, but the context holds {model.n_ctx} (n_ctx)")
+        return cls.checked(ids, model.vocabulary.end_ids, **options)
+
+    @classmethod
+    def checked(
         cls,
-        model: Model,
         ids: list[int],
+        end_ids: frozenset[int],
         *,
         max_tokens: int | None = 64,
         stop: str | Sequence[str] | None = None,
@@ -45,9 +52,7 @@ class Request:
         show_special: bool = False,
         **sampling: Any,
     ) -> Request:
-        """Check the arguments of `Model.generate`."""
-        if len(ids) > model.n_ctx:
-            raise ContextError(f"the prompt has {len(ids)} tokens, but the context holds {model.n_ctx} (n_ctx)")
+        """Check what can be checked without a model."""
         if sampling.get("logit_bias", 0) is None:
             del sampling["logit_bias"]
         stops = [stop] if isinstance(stop, str) else list(stop or ())
@@ -56,7 +61,7 @@ class Request:
             ids,
             None if max_tokens is None else count("max_tokens", max_tokens, 0),
             stops,
-            frozenset() if ignore_eos else model.vocabulary.end_ids,
+            frozenset() if ignore_eos else end_ids,
             show_special,
             SamplingParams(**sampling),
         )
