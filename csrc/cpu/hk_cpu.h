@@ -50,7 +50,7 @@ typedef struct hk_type_kernels {
 } hk_type_kernels;
 
 /* Quantises K floats: per block of 32 or 256 d = max|x| / 127, code = round-half-even(x * (127 / max|x|)), all zero when
- * max|x| is 0; a block with a NaN or an infinity gets d = NaN and codes 0, so that the fault stays visible. */
+ * max|x| is below 1e-36 (the quotient would overflow); a block with a NaN or an infinity gets d = NaN and codes 0, so that the fault stays visible. */
 typedef void (*hk_quantize_fn)(const float *x, int64_t K, int8_t *codes, float *scales, int16_t *sums);
 
 enum { HK_ACT_SILU, HK_ACT_GELU_TANH };
@@ -74,6 +74,9 @@ typedef struct hk_float_ops {
     /* index of the largest (lowest index on ties), its value, and log(sum exp(x)): *bad is set when an element is NaN or
      * all are -inf. lse may be NULL. */
     int64_t (*argmax)(const float *x, int64_t n, float *value, double *lse, int *bad);
+    /* The k largest (k < n, else n), descending, the lower index first among equals; returns how many. *bad as above, then
+     * the result is 0. ids and vals hold k. */
+    int64_t (*topk)(const float *x, int64_t n, int64_t k, int32_t *ids, float *vals, int *bad);
     hk_quantize_fn quantize[HK_N_ACT_KINDS]; /* by hk_act_kind; F32 is NULL */
 
     /* KV pages. A page of one KV head has a K plane and a V plane. K is stored transposed, so that tokens are lanes when

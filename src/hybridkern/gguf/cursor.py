@@ -14,7 +14,7 @@ from hybridkern.errors import GGUFError
 
 # Vocabularies of 262,144 tokens with as many merges make headers of about 16 MiB.
 MAX_HEADER_BYTES = 64 << 20
-_READ_STEP = 1 << 20
+_FIRST_READ, _LARGEST_READ = 64 << 10, 4 << 20
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -67,10 +67,12 @@ class Cursor:
         """Read on until `buffer` holds at least `end` bytes; returns how many it holds."""
         if end > MAX_HEADER_BYTES:
             raise self.error(what, self.pos, f"the metadata would pass {MAX_HEADER_BYTES} bytes, the largest accepted")
-        goal = min(self.size, max(end, len(self.buffer) + _READ_STEP), MAX_HEADER_BYTES)
+        # Headers without a vocabulary are small, others take a few megabytes: read twice as far each time.
+        step = min(max(len(self.buffer), _FIRST_READ), _LARGEST_READ)
+        goal = min(self.size, max(end, len(self.buffer) + step), MAX_HEADER_BYTES)
         while (have := len(self.buffer)) < goal:
             try:
-                piece = os.pread(self.fd, min(goal - have, 4 * _READ_STEP), have)
+                piece = os.pread(self.fd, min(goal - have, _LARGEST_READ), have)
             except OSError as e:
                 raise self.error(what, have, f"cannot be read: {e.strerror}") from e
             if not piece:

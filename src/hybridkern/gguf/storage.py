@@ -53,7 +53,7 @@ class Storage:
         self.start = start // PAGE * PAGE  # keeps the place within a page that bytes have in the file
         self.size = size
         self.locked = False
-        self._bytes: npt.NDArray[np.uint8] = np.empty(0, np.uint8)  # of the file from self.start on
+        self._bytes: npt.NDArray[np.uint8] | None = None  # of the file from self.start on; None once closed
 
     def lock(self, start: int) -> None:
         """Lock the data from byte `start` on in memory."""
@@ -61,13 +61,19 @@ class Storage:
             lock_memory(self.path, self.address(start), self.size - start)
             self.locked = True
 
+    def _memory(self) -> npt.NDArray[np.uint8]:
+        memory = self._bytes
+        if memory is None:  # closed by another thread since the caller looked
+            raise GGUFError(f"{shown_path(self.path)}: the file is closed")
+        return memory
+
     def address(self, offset: int) -> int:
         """The address of the file's byte `offset`."""
-        return self._bytes.ctypes.data + offset - self.start
+        return self._memory().ctypes.data + offset - self.start
 
     def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Read-only uint8 (nbytes,) from the file's byte `offset`, without a copy."""
-        return self._bytes[offset - self.start : offset - self.start + nbytes]
+        return self._memory()[offset - self.start : offset - self.start + nbytes]
 
     def load(self, offset: int, nbytes: int) -> None:
         """Make sure that the range holds the file's bytes; GGUFError where they cannot be read."""
@@ -81,7 +87,7 @@ class Storage:
 
     def close(self) -> None:
         """Let go of the memory; it is unmapped when the last view of it dies."""
-        self._bytes = np.empty(0, np.uint8)
+        self._bytes = None
 
     def _discard(self, memory: mmap.mmap, offset: int, nbytes: int) -> bool:
         first = -(-(offset - self.start) // PAGE) * PAGE
@@ -128,16 +134,16 @@ class AnonymousStorage(Storage):
         except OSError as e:
             problem = f"no {size - self.start} bytes of memory for its tensors ({e.strerror}); leave --no-mmap out"
             raise OutOfMemoryError(f"{shown_path(path)}: {problem}") from e
-        self._memory: mmap.mmap | None = memory
+        self._map: mmap.mmap | None = memory
         self._bytes = np.frombuffer(memoryview(memory).toreadonly(), np.uint8)
         self._loaded: set[int] = set()
         self._lock = threading.Lock()
 
     def load(self, offset: int, nbytes: int) -> None:
         with self._lock:
-            if offset in self._loaded or self._memory is None:
+            if offset in self._loaded or self._map is None:
                 return
-            with memoryview(self._memory) as memory:
+            with memoryview(self._map) as memory:
                 at, end = offset, offset + nbytes
                 while at < end:
                     into = memory[at - self.start : min(end, at + READ_CHUNK) - self.start]
@@ -154,10 +160,10 @@ class AnonymousStorage(Storage):
 
     def release(self, offset: int, nbytes: int) -> None:
         with self._lock:
-            if self._memory is not None and self._discard(self._memory, offset, nbytes):
+            if self._map is not None and self._discard(self._map, offset, nbytes):
                 self._loaded.discard(offset)
 
     def close(self) -> None:
         super().close()
         with self._lock:
-            self._memory = None
+            self._map = None

@@ -15,7 +15,7 @@ from hybridkern.errors import GGUFError
 from .cursor import Cursor, shown
 from .format_table import REMOVED, TYPES, QuantType
 
-MAX_TENSORS = 1 << 16
+MAX_TENSORS = 1 << 15  # models have thousands at most: experts share a tensor
 MAX_NAME_BYTES = 256  # the specification says 64; some writers go beyond
 MAX_DIMS = 4
 _SMALLEST_ENTRY = 8 + 1 + 4 + 8 + 4 + 8
