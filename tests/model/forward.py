@@ -1,8 +1,8 @@
 """Forward passes in float64, written from the published definitions, one sequence at a time and without a cache.
 
-Deliberately plain and unlike the recorded graph: whole-sequence matrices, masks as matrices, rotation by complex numbers
-(RoPE's own definition) or by the rotate-half form of the GPT-NeoX lineage. Gemma's norms multiply by 1 + w; GGUF files
-hold 1 + w already.
+Deliberately plain and unlike the recorded graph: whole-sequence matrices, masks as matrices, rotation by complex
+numbers (RoPE's own definition) or by the rotate-half form of the GPT-NeoX lineage. Gemma's norms multiply by 1 + w;
+GGUF files hold 1 + w already.
 """
 
 from __future__ import annotations
@@ -113,12 +113,15 @@ def attention(t: Tiny, i: int, h: Floats) -> Floats:
     q, k = rotate(q, *turns), rotate(k, *turns)
     k, v = np.repeat(k, n_head // n_kv, axis=1), np.repeat(v, n_head // n_kv, axis=1)
 
+    # The 27B models scale by sqrt(n_embd / n_head), the others by the size of a head.
+    wide = (t.arch, t.n_layer) in (("gemma2", 46), ("gemma3", 62))
+    divisor = math.sqrt(t.n_embd / n_head) if wide else math.sqrt(dim)
     mask = np.tril(np.ones((n, n)))
     if slides(t, i):
         mask = np.triu(mask, -(t.window - 1))
     heads = []
     for j in range(n_head):
-        scores = q[:, j] @ k[:, j].T / math.sqrt(dim)
+        scores = q[:, j] @ k[:, j].T / divisor
         if t.attention_softcap:
             scores = np.tanh(scores / t.attention_softcap) * t.attention_softcap
         heads.append(softmax(np.where(mask > 0, scores, -1e300)) @ v[:, j])

@@ -24,7 +24,7 @@ _BLOCKS: dict[GGMLQuantizationType, tuple[int, int | None, float]] = {
 
 def _random_blocks(rng: np.random.Generator, t: GGMLQuantizationType, n: int, std: float) -> npt.NDArray[np.uint8]:
     """n blocks of random codes [n][block bytes] whose weights have about the standard deviation std."""
-    size, n_bytes = GGML_QUANT_SIZES[t]
+    n_bytes = GGML_QUANT_SIZES[t][1]
     blocks = rng.integers(0, 256, (n, n_bytes), dtype=np.uint8)
     if t == T.MXFP4:
         blocks[:, 0] = 128
@@ -48,7 +48,7 @@ def random_matrix(
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]:
     """Raw bytes [rows][row bytes] of a random matrix of that type, and its weights in float64 [rows][cols]."""
     t = T[type_name]
-    size, n_bytes = GGML_QUANT_SIZES[t]
+    size = GGML_QUANT_SIZES[t][0]
     assert cols % size == 0, f"{cols} columns are no multiple of {type_name}'s block of {size}"
     if t == T.MXFP4 or t in _BLOCKS:
         raw = _random_blocks(rng, t, rows * cols // size, std).reshape(rows, -1)

@@ -139,7 +139,7 @@ def _metadata(t: Tiny, vocabulary: Mapping[str, Any]) -> dict[str, Any]:
         own["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(stretch) / math.log(t.original_context))
     if t.arch == "gemma2":
         own |= {"attn_logit_softcapping": t.attention_softcap, "final_logit_softcapping": t.final_softcap}
-    head = {"general.architecture": t.arch, "general.name": f"tiny {t.arch}", "general.file_type": 0}
+    head = {"general.architecture": t.arch, "general.name": "tiny", "general.file_type": 0}
     return head | {f"{t.arch}.{k}": v for k, v in own.items()} | dict(vocabulary)
 
 

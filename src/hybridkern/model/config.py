@@ -96,7 +96,7 @@ class ModelConfig:
         if (head_dim_k is None or head_dim_v is None) and n_embd % n_head[0]:
             raise ModelError(
                 f"{keys.key('embedding_length')} is {n_embd}, which {keys.key('attention.head_count')} = {n_head[0]} "
-                f"does not divide; {keys.key('attention.key_length')} and {keys.key('attention.value_length')} are needed"
+                f"does not divide; {keys.key('attention.key_length')} and .value_length are needed"
             )
         head_dim_k = head_dim_k or n_embd // n_head[0]
         head_dim_v = head_dim_v or n_embd // n_head[0]
