@@ -24,6 +24,12 @@ def kv_bytes(config: ModelConfig, n_tokens: int, kv_type: str) -> int:
     return total
 
 
+def kv_token_bytes(config: ModelConfig, block: int, kv_type: str) -> int:
+    """The cache of one token in one block."""
+    width = config.head_dim_k + config.head_dim_v
+    return int(_KV_BYTES[kv_type] * width * config.blocks[block].n_head_kv)
+
+
 def step_bytes(config: ModelConfig, n_tokens: int) -> int:
     """The activations of a step of `n_tokens` whose last logits are wanted, roughly: the widest block's buffers."""
     widest = max(
