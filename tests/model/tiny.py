@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
+from gguf.quants import quantize
 from random_weights import random_matrix
 from vocabularies import bpe, spm
 
@@ -188,12 +189,14 @@ def write_tiny(
     metadata: Mapping[str, Any] | None = None,
     drop: Iterable[str] = (),
     extra: Mapping[str, Floats] | None = None,
+    retype: Mapping[str, str] | None = None,
 ) -> Tiny:
     """Write a tiny model of random weights to `path`.
 
     type: of every matrix; widths default to what its blocks divide. scaling: None, "linear", "llama3", "yarn" or
     "longrope". window: None for a window of 8 where the architecture has one. vocabulary: "spm" or "bpe".
     metadata: keys to replace, or with None to leave out. drop: tensors to leave out. extra: F32 tensors to add.
+    retype: tensors of the default file to store as another type (from F32; I32 reinterprets the bytes).
     """
     block = GGML_QUANT_SIZES[GGMLQuantizationType[type]][0]
     n_embd = n_embd or (256 if block == 256 else 64)
@@ -228,10 +231,13 @@ def write_tiny(
     )
     writer = _Writer(tiny, type, np.random.default_rng(seed))
     _add_tensors(writer, tied, biases)
-    for name, values in (extra or {}).items():
-        writer.vector(name, np.asarray(values))
     for name in drop:
         del writer.tensors[name]
+    for name, values in (extra or {}).items():
+        writer.vector(name, np.asarray(values, np.float64))
+    for name, other in (retype or {}).items():
+        kind, data = GGMLQuantizationType[other], writer.tensors[name][0].view(np.float32)
+        writer.tensors[name] = (data.view(np.int32) if other == "I32" else quantize(data, kind)), kind
     words = (vocabulary or ("bpe" if arch.startswith("qwen") else "spm")) == "bpe"
     keys = _metadata(tiny, (bpe if words else spm)(n_vocab)) | dict(metadata or {})
     _write(tiny.path, arch, {k: v for k, v in keys.items() if v is not None}, writer.tensors)

@@ -112,11 +112,12 @@ class MappedStorage(Storage):
         self._map.guard(self._bytes.ctypes.data, len(self._map))
 
     def release(self, offset: int, nbytes: int) -> None:
-        if self._map is not None:
-            self._discard(self._map, offset, nbytes)
+        if (memory := self._map) is not None:
+            self._discard(memory, offset, nbytes)
 
     def faulted(self) -> bool:
-        return self._map is not None and self._map.faulted()
+        memory = self._map
+        return memory is not None and memory.faulted()
 
     def close(self) -> None:
         # Not mmap.close(), which refuses while views exist: the last reference unmaps, and takes the guard down first.

@@ -89,8 +89,10 @@ class Model:
         if options.validate:
             require_finite(file)
         self.vocabulary = Vocabulary.from_metadata(file.metadata)
+        self.loaded = loaded
         self.config = loaded.config
         self.n_vocab: int = loaded.config.n_vocab
+        self.kv_type = options.kv_type
         self.n_ctx = options.context(loaded.config.context_length)
         self.long_after = loaded.long_after
         if self.n_ctx > loaded.config.context_length:
@@ -150,7 +152,7 @@ class Model:
     def logits(self, ids: Sequence[int], rows: Iterable[int] | None = None) -> np.ndarray:
         """Logits at the positions `rows` (None: all) of the sequence `ids`: float32 [rows][n_vocab]."""
         with self.session() as session:
-            return session.logits(ids, rows).copy()
+            return session.logits(ids, rows)
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Piece]:
         """Pieces of text that continue `prompt`, a text or token ids.

@@ -59,7 +59,7 @@ class Session:
         start = len(self.ids)
         made = self.advance(tokens[start:], [row - start for row in order])
         if order == wanted:
-            return made
+            return made.copy() if len(made) == 1 else made  # one row is a view of the engine's memory
         place = {row: i for i, row in enumerate(order)}
         return made[[place[row] for row in wanted]]
 
@@ -111,7 +111,7 @@ class Session:
             self._mend(keep)
 
     def advance(self, tokens: list[int], rows: list[int]) -> np.ndarray:
-        """Append tokens; logits at `rows` of them, float32 [rows][n_vocab], which the next call may overwrite."""
+        """Append tokens; logits at `rows` of them, float32 [rows][n_vocab], one row being a view that later calls overwrite."""
         return self._append(
             tokens, lambda s, t, at: self.model.engine.evaluate(s, t, rows=at, variant=self._variant), rows
         )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from hybridkern.errors import TokenizerError
-from hybridkern.text.fields import TokenizerWarning, TokenType, VocabularyFields
+from hybridkern.text.fields import SPECIAL_TYPES, TokenizerWarning, VocabularyFields
 from hybridkern.text.pretokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
 
 
@@ -76,13 +77,19 @@ def pre_tokenizer(name: str | None) -> PreTokenizer:
     return DEFAULT
 
 
-def piece_bytes(text: str, kind: TokenType) -> bytes:
-    """The bytes for which a token stands in a text."""
-    if kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED):
-        return text.encode("utf-8", "surrogatepass")
+def piece_bytes(texts: list[str], types: np.ndarray) -> list[bytes]:
+    """The bytes for which each token stands in a text."""
+    to_latin1 = {ord(char): byte for char, byte in BYTE_OF_CHAR.items()}
+    return [
+        text.encode("utf-8", "surrogatepass") if kind in SPECIAL_TYPES else _bytes_of(text, to_latin1)
+        for text, kind in zip(texts, types.tolist(), strict=True)
+    ]
+
+
+def _bytes_of(text: str, to_latin1: dict[int, int]) -> bytes:
     try:
-        return bytes([BYTE_OF_CHAR[char] for char in text])
-    except KeyError:  # an added token written in plain text, although the file calls it normal
+        return text.translate(to_latin1).encode("latin-1")
+    except UnicodeEncodeError:  # an added token written in plain text, although the file calls it normal
         return b"".join(
             bytes([BYTE_OF_CHAR[c]]) if c in BYTE_OF_CHAR else c.encode("utf-8", "surrogatepass") for c in text
         )

@@ -32,6 +32,9 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+#: Tokens of these types are written in a text as the file lists them.
+SPECIAL_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+
 # `tokenizer.ggml.model` -> what it is called in this package.
 MODELS = {"llama": "spm", "gpt2": "bpe"}
 

@@ -164,7 +164,9 @@ class Sampler:
         """Top-p and min-p without top-k: both keep a head of the sorted row, so only a head is ever sorted."""
         params = self.params
         if changed is not None:
-            log_total = logsumexp(self._adjusted(logits, changed))
+            adjusted = self._adjusted(logits, changed)
+            self._require_possible(adjusted, step)
+            log_total = logsumexp(adjusted)
         k = _NUCLEUS_START
         while True:
             ids, values = self._candidates(logits, changed, min(k, self.n_vocab), step)

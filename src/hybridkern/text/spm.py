@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2 as pb
 
@@ -17,6 +18,8 @@ SPACE = "\u2581"  # how SentencePiece writes a space: LOWER ONE EIGHTH BLOCK
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _PIECE = pb.ModelProto.SentencePiece
+_UNMATCHABLE = 0  # a token that no text leads to
+_WRITTEN = (TokenType.NORMAL, TokenType.UNUSED, TokenType.UNDEFINED)  # U+2581 in these is a space
 
 
 class SpmModel:
@@ -40,58 +43,42 @@ class SpmModel:
         return ids
 
 
-def piece_bytes(text: str, kind: TokenType) -> bytes:
-    """The bytes for which a token stands in a text."""
-    if kind == TokenType.BYTE:
-        match = _BYTE.match(text)
-        if match:
-            return bytes([int(match[1], 16)])
-    if kind in (TokenType.NORMAL, TokenType.UNUSED, TokenType.UNDEFINED):
-        text = text.replace(SPACE, " ")
-    return text.encode("utf-8", "surrogatepass")
+def piece_bytes(texts: list[str], types: np.ndarray) -> list[bytes]:
+    """The bytes for which each token stands in a text."""
+    pieces = [text.encode("utf-8", "surrogatepass") for text in texts]
+    space = SPACE.encode()
+    for token, kind in enumerate(types.tolist()):
+        if kind in _WRITTEN:
+            if space in pieces[token]:
+                pieces[token] = pieces[token].replace(space, b" ")
+        elif kind == TokenType.BYTE and (match := _BYTE.match(texts[token])):
+            pieces[token] = bytes([int(match[1], 16)])
+    return pieces
 
 
 def _model_proto(fields: VocabularyFields) -> pb.ModelProto:
     proto = pb.ModelProto()
-    scores = fields.scores
-    assert scores is not None
-    unknown = fields.ids.get("unknown", -1)
-    # A piece text may occur only once, and the first id wins. The others must decode but never be found: they become
-    # control pieces, which SentencePiece does not match in a text, under a name that no text contains.
-    seen: set[str] = set()
-    byte_tokens = 0
-    columns = zip(fields.tokens, fields.types.tolist(), scores.tolist(), strict=True)
-    for token, (text, kind, score) in enumerate(columns):
-        if not text or text in seen or "\0" in text:
-            text, kind = f"\0{token}", TokenType.CONTROL
-        seen.add(text)
-        piece = proto.pieces.add()
-        piece.piece = text.encode("utf-8", "replace").decode()
-        piece.score = score
-        if token == unknown:
-            piece.type = _PIECE.UNKNOWN
-        elif kind in (TokenType.CONTROL, TokenType.UNKNOWN):
-            piece.type = _PIECE.CONTROL
-        elif kind == TokenType.BYTE and _BYTE.match(text):
-            piece.type = _PIECE.BYTE
-            byte_tokens += 1
-        else:
-            # User-defined tokens are cut out of the text before it comes here (SpecialMatcher), and the reference
-            # lets unused ones be found: both are ordinary pieces for the merges.
-            piece.type = _PIECE.NORMAL
-    if unknown < 0:
-        unknown = len(fields.tokens)
-        proto.pieces.add(piece="\0unknown", score=0.0, type=_PIECE.UNKNOWN)
-    if 0 < byte_tokens < 256:  # SentencePiece wants all of them or none
-        for piece in proto.pieces:
-            if piece.type == _PIECE.BYTE:
-                piece.type = _PIECE.CONTROL
+    kinds = _piece_kinds(fields)
+    add = proto.pieces.add
+    assert fields.scores is not None
+    for text, kind, score in zip(fields.tokens, kinds, fields.scores.tolist(), strict=True):
+        piece = add()
+        if kind == _UNMATCHABLE:
+            piece.piece, piece.type = f"\U0010ffff{len(proto.pieces)}", _PIECE.CONTROL
+            continue
+        piece.piece, piece.score = text, score
+        if kind != _PIECE.NORMAL:  # the default; a quarter of a million assignments take their time
+            piece.type = kind
+    if _PIECE.UNKNOWN not in kinds:  # SentencePiece wants one: a stand-in behind all others
+        kinds.append(_PIECE.UNKNOWN)
+        proto.pieces.add(piece="\U0010ffff", score=0.0, type=_PIECE.UNKNOWN)
     trainer = proto.trainer_spec
     trainer.model_type = pb.TrainerSpec.BPE
     trainer.vocab_size = len(proto.pieces)
-    trainer.byte_fallback = byte_tokens == 256
-    trainer.unk_id, trainer.bos_id, trainer.eos_id, trainer.pad_id = unknown, -1, -1, -1
-    trainer.unk_piece = proto.pieces[unknown].piece
+    trainer.byte_fallback = _PIECE.BYTE in kinds
+    trainer.unk_id = kinds.index(_PIECE.UNKNOWN)
+    trainer.unk_piece = proto.pieces[trainer.unk_id].piece
+    trainer.bos_id, trainer.eos_id, trainer.pad_id = -1, -1, -1
     # The file stores no normaliser, and the reference applies none. The leading space is added by the vocabulary,
     # once per stretch of raw text, so not here.
     normaliser = proto.normalizer_spec
@@ -100,3 +87,39 @@ def _model_proto(fields: VocabularyFields) -> pb.ModelProto:
     normaliser.remove_extra_whitespaces = False
     normaliser.escape_whitespaces = True
     return proto
+
+
+def _piece_kinds(fields: VocabularyFields) -> list[int]:
+    """What each token is to SentencePiece."""
+    types = fields.types.tolist()
+    unknown = fields.ids.get("unknown")
+    kinds: list[int] = []
+    seen: set[str] = set()
+    for token, (text, type_) in enumerate(zip(fields.tokens, types, strict=True)):
+        if type_ in (TokenType.CONTROL, TokenType.UNKNOWN):
+            # SentencePiece knows a single unknown piece, and control pieces are not found in a text.
+            kind = _PIECE.UNKNOWN if token == unknown else _PIECE.CONTROL
+        elif type_ == TokenType.BYTE and _BYTE.match(text):
+            kind = _PIECE.BYTE
+        else:
+            # User-defined tokens are cut out of the text before it comes here (SpecialMatcher), and the reference
+            # lets unused ones be found: both are ordinary pieces for the merges.
+            kind = _PIECE.NORMAL
+        # A text may occur only once, and the first id wins; the others must decode but never be found.
+        if text in seen or not text or "\0" in text or not _is_unicode(text):
+            kind = _UNMATCHABLE
+        seen.add(text)
+        kinds.append(kind)
+    if 0 < kinds.count(_PIECE.BYTE) < 256:  # SentencePiece wants all of them or none
+        kinds = [_PIECE.CONTROL if kind == _PIECE.BYTE else kind for kind in kinds]
+    return kinds
+
+
+def _is_unicode(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -8,7 +8,7 @@ import numpy as np
 
 from hybridkern.errors import TokenizerError
 from hybridkern.text import bpe, spm
-from hybridkern.text.fields import TokenType, VocabularyFields
+from hybridkern.text.fields import SPECIAL_TYPES, TokenType, VocabularyFields
 from hybridkern.text.special import END_TEXTS, SHOWN_TEXTS, SpecialMatcher, end_ids
 
 _NO_STRIP = frozenset({"<unk>", "<s>", "<|endoftext|>"})
@@ -39,16 +39,16 @@ class Vocabulary:
         self.types = self._corrected_types()
         self._model: spm.SpmModel | bpe.BpeModel
         if fields.kind == "spm":
-            self._model, piece = spm.SpmModel(fields), spm.piece_bytes
+            self._model = spm.SpmModel(fields)
+            self._pieces = spm.piece_bytes(self.tokens, self.types)
         else:
-            self._model, piece = bpe.BpeModel(fields, self._token_to_id), bpe.piece_bytes
-        self._pieces = [piece(text, kind) for text, kind in zip(self.tokens, self.types.tolist(), strict=True)]
+            self._model = bpe.BpeModel(fields, self._token_to_id)
+            self._pieces = bpe.piece_bytes(self.tokens, self.types)
         self.hidden_ids = frozenset(np.flatnonzero(self._is(TokenType.CONTROL, TokenType.UNKNOWN)).tolist())
         self._shown_pieces = list(self._pieces)
         for token in self.hidden_ids:
             self._shown_pieces[token] = b""
-        special = self._is(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
-        self.special_ids = frozenset(np.flatnonzero(special).tolist())
+        self.special_ids = frozenset(np.flatnonzero(self._is(*SPECIAL_TYPES)).tolist())
         self._matchers = (
             self._matcher(np.flatnonzero(self._is(TokenType.USER_DEFINED)).tolist()),
             self._matcher(sorted(self.special_ids)),
@@ -61,7 +61,7 @@ class Vocabulary:
 
     @property
     def kind(self) -> str:
-        """ "spm" or "bpe"."""
+        """Which model: "spm" or "bpe"."""
         return self.fields.kind
 
     @property
