@@ -46,7 +46,7 @@ def kernel_sets() -> list:
 def formats() -> dict:
     """name -> (index, GGUF id, weights per block, bytes per block, kind of activation), from the format table."""
     return {hk_types[t].name.decode(): (t, hk_types[t].gguf_id, hk_types[t].block, hk_types[t].bytes, hk_types[t].act)
-            for t in range(HK_N_TYPES)}
+            for t in range(<int>HK_N_TYPES)}
 
 
 def panel_bytes(int type, int64_t cols) -> int:
@@ -74,7 +74,7 @@ cdef class KernelTable:
     def origins(self) -> dict:
         """Which set each function came from: {format: (gemv, gemm, dequantise)} and {"ops": set}."""
         found = {hk_types[t].name.decode(): (text(self.table.type[t].gemv_isa), text(self.table.type[t].gemm_isa),
-                                             text(self.table.type[t].dequant_isa)) for t in range(HK_N_TYPES)}
+                                             text(self.table.type[t].dequant_isa)) for t in range(<int>HK_N_TYPES)}
         found["ops"] = (text(self.table.op_isa),)
         return found
 
