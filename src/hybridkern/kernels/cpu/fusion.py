@@ -156,6 +156,7 @@ def _grouped(ops: Iterable[Op]) -> Iterator[Fused]:
 
 
 def _joins_products(group: Fused, op: Op) -> bool:
+    """Adds a product to a group; False where its input differs or memory is shared."""
     if group.kind != "matmul" or len(group.products) == MAX_PARTS:
         return False
     x, _, _, add = op.args
@@ -166,7 +167,10 @@ def _joins_products(group: Fused, op: Op) -> bool:
     reads = [Span.of(b) for b in (x, add) if b is not None]
     earlier = [Span.of(p.args[3]) for p in group.products if p.args[3] is not None]
     out = Span.of(op.out)
-    return not any(a.overlaps(b) for a in outs for b in [out, *reads]) and not any(out.overlaps(b) for b in earlier)
+    if any(a.overlaps(b) for a in outs for b in [out, *reads]) or any(out.overlaps(b) for b in [*earlier, Span.of(x)]):
+        return False
+    group.products.append(op)
+    return True
 
 
 def _joins_heads(group: Fused, op: Op) -> bool:
