@@ -117,8 +117,15 @@ def integer_sums(w: Blocks, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray |
 
 
 def _fma(f: np.ndarray, x: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """float32 fma: the product is exact in 64 bits of mantissa, so only a tie after 40 zero bits could differ."""
-    return (f.astype(np.longdouble) * x.astype(np.longdouble) + c.astype(np.longdouble)).astype(np.float32)
+    """float32 fma. The product is exact in 64 bits of mantissa; where the sum is not, and looks like a tie, the lost part
+    decides."""
+    p, c80 = f.astype(np.longdouble) * x.astype(np.longdouble), c.astype(np.longdouble)
+    s = p + c80
+    t = s - p
+    lost = (p - (s - t)) + (c80 - t)
+    out = s.astype(np.float32)
+    tie = np.isfinite(out) & (lost != 0) & (2 * abs(s - out.astype(np.longdouble)) == np.spacing(abs(out)))
+    return np.where(tie, np.nextafter(s, np.sign(lost) * np.longdouble(np.inf)).astype(np.float32), out)
 
 
 def product(w: Blocks, codes: np.ndarray, da: np.ndarray) -> np.ndarray:
