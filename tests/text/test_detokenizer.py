@@ -49,7 +49,7 @@ def test_flush_makes_ready_for_the_next_text(tiny_bpe: Vocabulary) -> None:
     assert detokenizer.push(ord("a")) == "a"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_streamed_equals_decoded(spm: Vocabulary, tiny_bpe: Vocabulary, data: st.DataObject) -> None:
     vocabulary = data.draw(st.sampled_from([spm, tiny_bpe]))
@@ -58,7 +58,7 @@ def test_streamed_equals_decoded(spm: Vocabulary, tiny_bpe: Vocabulary, data: st
     assert "".join(stream(vocabulary, ids, skip_special=skip)) == vocabulary.decode(ids, skip_special=skip)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=30))
 def test_no_replacement_character_in_valid_text(tiny_bpe: Vocabulary, text: str) -> None:
     pieces = stream(tiny_bpe, list(text.encode()))

@@ -118,7 +118,7 @@ def test_distribution(settings_: dict, scale: float) -> None:
     np.testing.assert_allclose(got, expected, atol=1.01 / n)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     n=st.integers(2, 400),

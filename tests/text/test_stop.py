@@ -61,7 +61,7 @@ def test_bad_stop_strings(stop: object) -> None:
         StopMatcher(stop)  # type: ignore[arg-type]
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     stop=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4),
     pieces=st.lists(st.text("abc", max_size=5), max_size=12),
@@ -85,7 +85,7 @@ def test_against_a_search_in_the_whole_text(stop: list[str], pieces: list[str]) 
 
 
 def test_linear_time_in_stop_strings_and_text() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     out, matched = run(["a" * 5000 + "b"], ["a" * 1000] * 50)
     assert (out, matched) == ("a" * 50_000, None)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5

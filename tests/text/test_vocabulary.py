@@ -99,9 +99,9 @@ def test_long_uniform_texts_take_linear_time(kind: str, name: str, request: pyte
     def seconds(part: str) -> float:
         best = float("inf")
         for _ in range(3):
-            start = time.perf_counter()
+            start = time.process_time()
             vocabulary.encode(part, special=True)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.process_time() - start)
         return best
 
     # Quadratic time would be a factor of 16; the constant absorbs what short measurements scatter.
@@ -110,7 +110,7 @@ def test_long_uniform_texts_take_linear_time(kind: str, name: str, request: pyte
     assert vocabulary.decode(ids) == text
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=60) | st.text("a <s>/h el\u2581\n\u00e9中<tool>", max_size=60))
 def test_round_trip_of_any_text(spm: Vocabulary, tiny_bpe: Vocabulary, text: str) -> None:
     assert_round_trip(spm, text)

@@ -81,7 +81,7 @@ def piece_bytes(texts: list[str], types: np.ndarray) -> list[bytes]:
     """The bytes for which each token stands in a text."""
     to_latin1 = {ord(char): byte for char, byte in BYTE_OF_CHAR.items()}
     return [
-        text.encode("utf-8", "surrogatepass") if kind in SPECIAL_TYPES else _bytes_of(text, to_latin1)
+        text.encode("utf-8", "surrogateescape") if kind in SPECIAL_TYPES else _bytes_of(text, to_latin1)
         for text, kind in zip(texts, types.tolist(), strict=True)
     ]
 
@@ -91,5 +91,5 @@ def _bytes_of(text: str, to_latin1: dict[int, int]) -> bytes:
         return text.translate(to_latin1).encode("latin-1")
     except UnicodeEncodeError:  # an added token written in plain text, although the file calls it normal
         return b"".join(
-            bytes([BYTE_OF_CHAR[c]]) if c in BYTE_OF_CHAR else c.encode("utf-8", "surrogatepass") for c in text
+            bytes([BYTE_OF_CHAR[c]]) if c in BYTE_OF_CHAR else c.encode("utf-8", "surrogateescape") for c in text
         )

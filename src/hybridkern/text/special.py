@@ -47,7 +47,7 @@ class SpecialMatcher:
 
     def __init__(self, texts: Mapping[str, int], rstrip: Iterable[int] = ()) -> None:
         self._rstrip = frozenset(rstrip)
-        order = sorted(texts.items(), key=lambda item: (-len(item[0].encode("utf-8", "surrogatepass")), item[1]))
+        order = sorted(texts.items(), key=lambda item: (-len(item[0].encode("utf-8", "surrogateescape")), item[1]))
         self._rank = {text: rank for rank, (text, _) in enumerate(order)}
         self._ids = dict(texts)
         self._groups: dict[str, dict[str, None]] = {}

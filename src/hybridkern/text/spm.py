@@ -45,7 +45,7 @@ class SpmModel:
 
 def piece_bytes(texts: list[str], types: np.ndarray) -> list[bytes]:
     """The bytes for which each token stands in a text."""
-    pieces = [text.encode("utf-8", "surrogatepass") for text in texts]
+    pieces = [text.encode("utf-8", "surrogateescape") for text in texts]
     space = SPACE.encode()
     for token, kind in enumerate(types.tolist()):
         if kind in _WRITTEN:
@@ -80,7 +80,8 @@ def _model_proto(fields: VocabularyFields) -> pb.ModelProto:
     trainer.unk_piece = proto.pieces[trainer.unk_id].piece
     trainer.bos_id, trainer.eos_id, trainer.pad_id = -1, -1, -1
     # The file stores no normaliser, and the reference applies none. The leading space is added by the vocabulary,
-    # once per stretch of raw text, so not here.
+    # once per stretch of raw text, so not here. (`remove_extra_whitespaces` is for tokenizers of another kind: the
+    # reference ignores it here, and so does this.)
     normaliser = proto.normalizer_spec
     normaliser.name = "identity"
     normaliser.add_dummy_prefix = False
