@@ -55,6 +55,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "zero factor": ({"extra": {"rope_freqs.weight": np.zeros(8)}}, r"'rope_freqs\.weight' .* positive"),
     "one of two factors": ({"extra": {"rope_factors_long.weight": np.ones(8)}}, "must both be there"),
+    "a norm that llama does not have": (
+        {"extra": {"blk.1.attn_q_norm.weight": np.ones(16)}},
+        r"'blk\.1\.attn_q_norm\.weight' is not part of the architecture 'llama'",
+    ),
     "a vector as matrix": ({"drop": ["output.weight"], "extra": {"output.weight": np.ones(64)}}, r"'output\.weight'"),
 }
 
@@ -93,7 +97,7 @@ def test_half_precision_vectors(type_name: str, tmp_path: Path) -> None:
 
 
 def test_what_the_model_does_not_use_is_named(tmp_path: Path) -> None:
-    extra = {"something.else": np.ones(5), "blk.0.attn_rot_embd.weight": np.ones(8)}
+    extra = {"something.else": np.ones(5), "blk.0.note": np.ones(2), "blk.0.attn_rot_embd.weight": np.ones(8)}
     tiny = write_tiny(tmp_path / "tiny.gguf", "llama", extra=extra)
     model = load(tiny.path)
     assert set(model.weights.unused) == set(extra)

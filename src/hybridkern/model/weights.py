@@ -22,6 +22,9 @@ from .config import BlockConfig, ModelConfig
 
 SUPPORTED_NAMES = tuple(t.name for t in sorted(SUPPORTED, key=lambda t: t.id))
 _BLOCK = re.compile(r"blk\.(\d+)\.")
+# A tensor of a block that the architecture does not know: leaving it out would compute another model, in silence.
+_MEANT = re.compile(r"blk\.\d+\.(attn|ffn|post|layer)_")
+_HARMLESS = re.compile(r"blk\.\d+\.attn_rot_embd\.")  # the frequencies that old converters stored
 _BF16_SHIFT = 16
 
 
@@ -245,4 +248,9 @@ def bind_weights(file: FileLike, config: ModelConfig) -> ModelWeights:
     names = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
     factors, short, long = (bind.factors(name, config) for name in names)
     unused = tuple(name for name in file.tensors if name not in bind.taken)
+    for name in unused:
+        if _MEANT.match(name) and not _HARMLESS.match(name):
+            raise ModelError(
+                f"tensor {name!r} is not part of the architecture {config.architecture.name!r} as known here"
+            )
     return ModelWeights(embedding, blocks, output_norm, head or embedding, bias, factors, short, long, unused)

@@ -39,7 +39,8 @@ class SequenceCache:
         if window > 0:
             seen &= at[None, :] > positions[:, None] - window
         k, v = self.k[low:high], self.v[low:high]
-        if np.isnan(k[seen.any(axis=0)]).any():
+        needed = np.asarray(seen.any(axis=0))
+        if np.isnan(k[needed]).any():
             raise KernelError(f"attention over positions up to {high - 1}, of which some were never stored")
         out = np.empty((n, n_head, v.shape[2]))
         group = n_head // n_kv
@@ -52,6 +53,6 @@ class SequenceCache:
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)
             # A zero weight must hide what it does not see, NaN included.
-            values = np.where(seen.any(axis=0)[:, None], v[:, g], 0.0)
+            values = np.where(needed[:, None], v[:, g], 0.0)
             out[:, heads] = np.einsum("nhp,pd->nhd", weights, values, optimize=True)
         return out
