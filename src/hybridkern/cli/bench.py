@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
     add_model(parser)
     group = parser.add_argument_group("what to measure")
-    group.add_argument("-p", "--n-prompt", type=integer(0), default=512, metavar="N", help="prompt tokens; 0: none (512)")
+    group.add_argument(
+        "-p", "--n-prompt", type=integer(0), default=512, metavar="N", help="prompt tokens; 0: none (512)"
+    )
     group.add_argument("-n", "--n-gen", type=integer(0), default=64, metavar="N", help="tokens to generate (64)")
     group.add_argument("-r", "--repetitions", type=integer(1, 1000), default=3, metavar="N", help="repetitions (3)")
     group.add_argument("-d", "--n-depth", type=integer(0), default=0, metavar="N", help="context before generation (0)")
@@ -60,15 +62,16 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     """The whole record, with the keys of the JSON output."""
+    from hybridkern.kernels import active
     from hybridkern.runtime.cost import decode_cost, prompt_cost
 
-    peaks = measure_peaks(model)
+    peaks = measure_peaks(model.engine.threads)
     rng = np.random.default_rng(0)
     results = []
     if args.n_prompt:
         ids = rng.integers(0, model.n_vocab, args.n_prompt).tolist()
         seconds = _repeat(lambda: time_prompt(model, ids), args.repetitions)
-        cost = prompt_cost(model.loaded, args.n_prompt, model.n_ubatch, model.kv_type)
+        cost = prompt_cost(model.loaded, args.n_prompt, model.engine.n_ubatch, model.kv_type)
         results.append(_result(f"pp{args.n_prompt}", args.n_prompt, seconds, cost, peaks))
     if args.n_gen:
         start = rng.integers(0, model.n_vocab, max(1, args.n_depth)).tolist()
@@ -80,20 +83,20 @@ def measure(model: Model, args: argparse.Namespace) -> dict[str, Any]:
         "model": Path(model.file.path).name,
         "host": f"{cpu_name()}, {platform.system()} {platform.machine()}",
         "commit": _commit(),
-        "kernel_set": model.kernel_set,
-        "threads": model.threads,
+        "kernel_set": active(),
+        "threads": model.engine.threads,
         "peaks": peaks,
         "results": results,
     }
 
 
-def measure_peaks(model: Model) -> dict[str, float]:
+def measure_peaks(threads: int) -> dict[str, float]:
     """What memory and multiply units give at most, with the model's threads and kernel set."""
-    from hybridkern.kernels import int8_rate, read_rate
+    from hybridkern.kernels.rates import int8_rate, read_rate
 
     return {
-        "read_gb_per_s": round(read_rate(model.threads) / 1e9, 3),
-        "int8_gmac_per_s": round(int8_rate(model.threads) / 1e9, 3),
+        "read_gb_per_s": round(read_rate(threads) / 1e9, 3),
+        "int8_gmac_per_s": round(int8_rate(threads) / 1e9, 3),
     }
 
 
@@ -158,7 +161,9 @@ def show(record: dict[str, Any]) -> None:
 
     out = console()
     title = f"{record['model']} on {record['host']}: {record['kernel_set']}, {record['threads']} threads"
-    table = Table("test", "t/s", "min", "max", "GMAC/s", "of peak", "GB/s", "of read", title=title, title_justify="left")
+    table = Table(
+        "test", "t/s", "min", "max", "GMAC/s", "of peak", "GB/s", "of read", title=title, title_justify="left"
+    )
     for row in record["results"]:
         rates = [f"{row[key]:.1f}" for key in ("tokens_per_s", "min", "max")]
         parts = [_percent(row["fraction_of_int8_peak"]), f"{row['gb_per_s']:.1f}", _percent(row["fraction_of_read"])]
