@@ -228,7 +228,8 @@ class Engine:
 
     def cancel(self) -> None:
         """End the call that is running, from another thread: it raises `Cancelled`."""
-        self._program.cancel()
+        if not self._closed:
+            self._program.cancel()
 
     # ownership
 
