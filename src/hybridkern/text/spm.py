@@ -18,7 +18,19 @@ SPACE = "\u2581"  # how SentencePiece writes a space: LOWER ONE EIGHTH BLOCK
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _PIECE = pb.ModelProto.SentencePiece
+_NORMAL, _UNKNOWN, _CONTROL, _BYTE_PIECE = map(int, (_PIECE.NORMAL, _PIECE.UNKNOWN, _PIECE.CONTROL, _PIECE.BYTE))
 _UNMATCHABLE = 0  # a token that no text leads to
+# Control pieces are not found in a text. User-defined tokens are cut out of it before it comes here (SpecialMatcher),
+# and the reference lets unused ones be found: both are ordinary pieces for the merges.
+_KIND_OF_TYPE: dict[int, int] = {
+    TokenType.UNDEFINED: _NORMAL,
+    TokenType.NORMAL: _NORMAL,
+    TokenType.UNKNOWN: _CONTROL,
+    TokenType.CONTROL: _CONTROL,
+    TokenType.USER_DEFINED: _NORMAL,
+    TokenType.UNUSED: _NORMAL,
+    TokenType.BYTE: _BYTE_PIECE,
+}
 _WRITTEN = (TokenType.NORMAL, TokenType.UNUSED, TokenType.UNDEFINED)  # U+2581 in these is a space
 
 
@@ -64,19 +76,19 @@ def _model_proto(fields: VocabularyFields) -> pb.ModelProto:
     for text, kind, score in zip(fields.tokens, kinds, fields.scores.tolist(), strict=True):
         piece = add()
         if kind == _UNMATCHABLE:
-            piece.piece, piece.type = f"\U0010ffff{len(proto.pieces)}", _PIECE.CONTROL
+            piece.piece, piece.type = f"\U0010ffff{len(proto.pieces)}", _CONTROL
             continue
         piece.piece, piece.score = text, score
-        if kind != _PIECE.NORMAL:  # the default; a quarter of a million assignments take their time
+        if kind != _NORMAL:  # the default; a quarter of a million assignments take their time
             piece.type = kind
-    if _PIECE.UNKNOWN not in kinds:  # SentencePiece wants one: a stand-in behind all others
-        kinds.append(_PIECE.UNKNOWN)
-        proto.pieces.add(piece="\U0010ffff", score=0.0, type=_PIECE.UNKNOWN)
+    if _UNKNOWN not in kinds:  # SentencePiece wants one: a stand-in behind all others
+        kinds.append(_UNKNOWN)
+        proto.pieces.add(piece="\U0010ffff", score=0.0, type=_UNKNOWN)
     trainer = proto.trainer_spec
     trainer.model_type = pb.TrainerSpec.BPE
     trainer.vocab_size = len(proto.pieces)
-    trainer.byte_fallback = _PIECE.BYTE in kinds
-    trainer.unk_id = kinds.index(_PIECE.UNKNOWN)
+    trainer.byte_fallback = _BYTE_PIECE in kinds
+    trainer.unk_id = kinds.index(_UNKNOWN)
     trainer.unk_piece = proto.pieces[trainer.unk_id].piece
     trainer.bos_id, trainer.eos_id, trainer.pad_id = -1, -1, -1
     # The file stores no normaliser, and the reference applies none. The leading space is added by the vocabulary,
@@ -92,35 +104,26 @@ def _model_proto(fields: VocabularyFields) -> pb.ModelProto:
 
 def _piece_kinds(fields: VocabularyFields) -> list[int]:
     """What each token is to SentencePiece."""
-    types = fields.types.tolist()
+    kinds = [_KIND_OF_TYPE[type_] for type_ in fields.types.tolist()]
     unknown = fields.ids.get("unknown")
-    kinds: list[int] = []
+    if unknown is not None and kinds[unknown] == _CONTROL:  # SentencePiece knows a single unknown piece
+        kinds[unknown] = _UNKNOWN
+    # A text may occur only once, and the first id wins; the others must decode but never be found.
     seen: set[str] = set()
-    for token, (text, type_) in enumerate(zip(fields.tokens, types, strict=True)):
-        if type_ in (TokenType.CONTROL, TokenType.UNKNOWN):
-            # SentencePiece knows a single unknown piece, and control pieces are not found in a text.
-            kind = _PIECE.UNKNOWN if token == unknown else _PIECE.CONTROL
-        elif type_ == TokenType.BYTE and _BYTE.match(text):
-            kind = _PIECE.BYTE
-        else:
-            # User-defined tokens are cut out of the text before it comes here (SpecialMatcher), and the reference
-            # lets unused ones be found: both are ordinary pieces for the merges.
-            kind = _PIECE.NORMAL
-        # A text may occur only once, and the first id wins; the others must decode but never be found.
-        if text in seen or not text or "\0" in text or not _is_unicode(text):
-            kind = _UNMATCHABLE
+    for token, text in enumerate(fields.tokens):
+        if text in seen or not text or "\0" in text or not (text.isascii() or _is_unicode(text)):
+            kinds[token] = _UNMATCHABLE
+        elif kinds[token] == _BYTE_PIECE and not _BYTE.match(text):
+            kinds[token] = _NORMAL
         seen.add(text)
-        kinds.append(kind)
-    if 0 < kinds.count(_PIECE.BYTE) < 256:  # SentencePiece wants all of them or none
-        kinds = [_PIECE.CONTROL if kind == _PIECE.BYTE else kind for kind in kinds]
+    if 0 < kinds.count(_BYTE_PIECE) < 256:  # SentencePiece wants all of them or none
+        kinds = [_CONTROL if kind == _BYTE_PIECE else kind for kind in kinds]
     return kinds
 
 
 def _is_unicode(text: str) -> bool:
-    if text.isascii():
-        return True
     try:
         text.encode()
-    except UnicodeEncodeError:
+    except UnicodeEncodeError:  # the file's bytes were no UTF-8
         return False
     return True
