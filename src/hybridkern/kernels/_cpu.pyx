@@ -136,6 +136,14 @@ def read_rate(Memory memory, int threads) -> float:
     return rate
 
 
+def int8_rate(int set, double seconds, int threads) -> float:
+    """int8 multiply-accumulates per second of `threads` together, with the instructions of kernel set number `set`."""
+    cdef double rate
+    with nogil:
+        rate = hk_rate_int8(set, seconds, threads)
+    return rate
+
+
 # Memory.
 
 cdef class Memory:

@@ -186,3 +186,6 @@ cdef extern from "runtime/hk_direct.h" nogil:
     int hk_direct_matmul(const hk_cpu_set *set, hk_type t, const uint8_t *panels, int64_t rows, int64_t cols, float *x,
                          int64_t x_stride, int64_t n, float *out, int64_t out_stride, int n_threads)
     double hk_direct_read_rate(const uint8_t *p, int64_t bytes, int n_threads)
+
+cdef extern from "runtime/hk_rates.h" nogil:
+    double hk_rate_int8(int set, double seconds, int n_threads)
