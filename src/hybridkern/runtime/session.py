@@ -132,6 +132,7 @@ class Session:
                 self._variant = wanted
             self._torn = True
             result = call(sequence, tokens, rows)
+            self.model.check_file()
             self.ids += tokens
             self._torn = False
             return result
