@@ -4,8 +4,8 @@
     python bench/python_overhead.py -m model.gguf [-n 256]
 
 The processor time of the calling thread for a greedy generation, less what it spends inside the extension's step call,
-per token. Processor time, so that other work on the machine counts as little as it can; the clock around the call is not
-taken off. Behind it the functions that the rest is spent in, by cProfile, whose own cost makes them larger.
+per token. Processor time, so that other work on the machine counts as little as it can; the clock around the call is
+not taken off. Behind it the functions that the rest is spent in, by cProfile, whose own cost makes them larger.
 """
 
 from __future__ import annotations

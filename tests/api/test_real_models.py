@@ -11,7 +11,7 @@ import hybridkern as hk
 import real_models
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
-# Rounding activations to int8 moves logits of these small models by half a unit and more: a closer call goes either way.
+# Rounding activations to int8 moves logits of these small models by half a unit and more.
 MARGIN = 0.5
 MODELS = {"gemma3-270m": real_models.gemma3_270m, "smollm2-135m": real_models.smollm2_135m}
 

@@ -192,7 +192,7 @@ class Model:
             return Session(self, self.engine.new_sequence())
 
     def check_file(self) -> None:
-        """Raise GGUFError where results cannot be trusted: what a mapped file lost since it was opened reads as zeros."""
+        """Raise GGUFError where results cannot be trusted: what a mapped file lost meanwhile reads as zeros."""
         if self.file.mmap:
             self.file.check_intact()
 
