@@ -44,7 +44,7 @@ class ReferenceEngine:
         return made
 
     def truncate(self, sequence: int, length: int) -> None:
-        assert 0 <= length
+        assert length >= 0
         self.live[sequence] = length
 
     def free(self, sequence: int) -> None:

@@ -104,7 +104,7 @@ def test_the_digest_of_the_whole(install, monkeypatch):
 
 def test_packages_that_do_not_help(install):
     install("empty", {"readme.txt": b""})
-    with pytest.raises(hk.ArgumentError, match="holds no .gguf"):
+    with pytest.raises(hk.ArgumentError, match=r"holds no \.gguf"):
         locate("package:empty")
     with pytest.raises(hk.ArgumentError, match="pip install not-installed"):
         locate("package:not-installed")

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-import real_models
 
 import hybridkern as hk
+import real_models
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
-MARGIN = 0.2  # below it a choice is the noise's, not the model's
+# Rounding activations to int8 moves logits of these small models by half a unit and more.
+MARGIN = 0.5
 MODELS = {"gemma3-270m": real_models.gemma3_270m, "smollm2-135m": real_models.smollm2_135m}
 
 pytestmark = pytest.mark.real_model
@@ -27,7 +28,7 @@ def named_model(request):
 
 
 def test_greedy_text(named_model):
-    """Token for token as far as the reference is sure; a close call may go either way, and what follows it is another text."""
+    """Token for token as far as the reference is sure; behind a close call that went the other way is another text."""
     name, model = named_model
     golden = json.loads((GOLDEN / f"greedy_{name}.json").read_text())
     compared = 0
@@ -56,7 +57,7 @@ def test_prefix_reuse_gives_the_logits_of_a_fresh_run(named_model):
 
 
 def test_a_conversation(named_model):
-    name, model = named_model
+    _, model = named_model
     if model.vocabulary.chat_template is None:
         with pytest.raises(hk.TokenizerError, match="chat template"):
             model.chat([{"role": "user", "content": "hi"}])
@@ -64,8 +65,7 @@ def test_a_conversation(named_model):
     with model.session() as session:
         messages = [{"role": "user", "content": "What is the capital of France?"}]
         first = "".join(session.chat(messages, max_tokens=24, temperature=0))
-        if name == "smollm2-135m":
-            assert "Paris" in first
+        assert first == "".join(model.chat(messages, max_tokens=24, temperature=0))
         messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "And of Italy?"}]
         assert "".join(session.chat(messages, max_tokens=8, temperature=0))
         assert model.vocabulary.bos_id is None or session.ids[:2].count(model.vocabulary.bos_id) <= 1

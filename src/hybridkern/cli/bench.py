@@ -1,7 +1,7 @@
 """Measure prompt and generation speed, beside the peaks of this machine measured in the same run.
 
-Prompts (pp) are random tokens on a fresh sequence with logits at the last one; generation (tg) is greedy, from one token
-on, sampling and detokenising included. A rate is the median of the repetitions.
+Prompts (pp) are random tokens on a fresh sequence with logits at the last one; generation (tg) is greedy, from one
+token on, sampling and detokenising included. A rate is the median of the repetitions.
 """
 
 from __future__ import annotations

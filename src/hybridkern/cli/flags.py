@@ -35,24 +35,23 @@ class Parser(argparse.ArgumentParser):
             import sys
 
             args = sys.argv[1:]
-        return super().parse_known_args(_joined(list(args)), namespace)
+        return super().parse_known_args(self._joined(list(args)), namespace)
+
+    def _joined(self, words: list[str]) -> list[str]:
+        out, i = [], 0
+        while i < len(words):
+            flag = TEXT_FLAGS.get(words[i])
+            if flag in self._option_string_actions and i + 1 < len(words):
+                out.append(f"{flag}={words[i + 1]}")
+                i += 2
+            else:
+                out.append(words[i])
+                i += 1
+        return out
 
     def error(self, message: str) -> Any:
         """One line, and exit status 2."""
         self.exit(2, f"hybridkern: error: {message} (see {self.prog} --help)\n")
-
-
-def _joined(words: list[str]) -> list[str]:
-    out, i = [], 0
-    while i < len(words):
-        flag = TEXT_FLAGS.get(words[i])
-        if flag and i + 1 < len(words):
-            out.append(f"{flag}={words[i + 1]}")
-            i += 2
-        else:
-            out.append(words[i])
-            i += 1
-    return out
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

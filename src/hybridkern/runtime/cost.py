@@ -1,7 +1,7 @@
 """What a piece of work takes: multiply-accumulates of its matrix products, and bytes that must be read.
 
-Attention's own products are left out of the multiply-accumulates: they are not int8, and small beside the matrices at the
-depths that are measured.
+Attention's own products are left out of the multiply-accumulates: they are not int8, and small beside the matrices at
+the depths that are measured.
 """
 
 from __future__ import annotations

@@ -281,7 +281,7 @@ class Engine:
         ids = np.asarray(tokens)
         if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
             raise ArgumentError("tokens must be a list of integers")
-        if len(ids) and not (0 <= int(ids.min()) and int(ids.max()) < self.n_vocab):
+        if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.n_vocab):
             raise ArgumentError(f"a token is outside the vocabulary of {self.n_vocab}")
         return ids.astype(np.int32)
 

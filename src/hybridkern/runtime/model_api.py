@@ -191,6 +191,11 @@ class Model:
         with self.turn:
             return Session(self, self.engine.new_sequence())
 
+    def check_file(self) -> None:
+        """Raise GGUFError where results cannot be trusted: what a mapped file lost meanwhile reads as zeros."""
+        if self.file.mmap:
+            self.file.check_intact()
+
     # ownership
 
     def release(self, sequence: int) -> None:

@@ -111,7 +111,7 @@ class Session:
             self._mend(keep)
 
     def advance(self, tokens: list[int], rows: list[int]) -> np.ndarray:
-        """Append tokens; logits at `rows` of them, float32 [rows][n_vocab], one row being a view that later calls overwrite."""
+        """Append tokens; logits at `rows` of them, float32 [rows][n_vocab], one row being a view soon overwritten."""
         return self._append(
             tokens, lambda s, t, at: self.model.engine.evaluate(s, t, rows=at, variant=self._variant), rows
         )
@@ -132,6 +132,7 @@ class Session:
                 self._variant = wanted
             self._torn = True
             result = call(sequence, tokens, rows)
+            self.model.check_file()
             self.ids += tokens
             self._torn = False
             return result
