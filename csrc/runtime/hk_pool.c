@@ -34,8 +34,8 @@ static struct {
     hk_region_fn fn;
     void *arg;
     hk_team team;
-    int may_spin;
-    int stop;
+    atomic_int may_spin;
+    atomic_int stop; /* the cancel word as the last barrier saw it */
     _Alignas(128) atomic_int arrived;
     _Alignas(128) atomic_uint generation;
     _Alignas(128) atomic_int sleepers;
@@ -63,7 +63,7 @@ static inline void relax(void) {
 
 /* Spins until *word differs from `seen`; returns 0 when the time is up. */
 static int spin(atomic_uint *word, unsigned seen, int64_t limit_ns) {
-    if (!pool.may_spin) {
+    if (!atomic_load_explicit(&pool.may_spin, memory_order_relaxed)) {
         for (int i = 0; i < 4; i++) {
             if (atomic_load_explicit(word, memory_order_acquire) != seen)
                 return 1;
@@ -91,13 +91,16 @@ static int spin(atomic_uint *word, unsigned seen, int64_t limit_ns) {
  * time and the opener looks for sleepers after it has opened: with sequential consistency, one of the two sees the
  * other. */
 int hk_team_sync(hk_team *team) {
-    if (team->n == 1)
-        return team->cancel ? atomic_load_explicit(team->cancel, memory_order_relaxed) : 0;
+    /* Read before arriving: as soon as the last thread has arrived, the caller may set up the next region. */
+    int n = team->n;
+    const atomic_int *cancel = team->cancel;
+    if (n == 1)
+        return cancel ? atomic_load_explicit(cancel, memory_order_relaxed) : 0;
     unsigned seen = atomic_load_explicit(&pool.generation, memory_order_acquire);
-    if (atomic_fetch_add_explicit(&pool.arrived, 1, memory_order_acq_rel) == team->n - 1) {
-        pool.stop = team->cancel ? atomic_load_explicit(team->cancel, memory_order_relaxed) : 0;
+    if (atomic_fetch_add_explicit(&pool.arrived, 1, memory_order_acq_rel) == n - 1) {
+        int stop = cancel ? atomic_load_explicit(cancel, memory_order_relaxed) : 0;
+        atomic_store_explicit(&pool.stop, stop, memory_order_relaxed);
         atomic_store_explicit(&pool.arrived, 0, memory_order_relaxed);
-        int stop = pool.stop;
         atomic_fetch_add(&pool.generation, 1);
         if (atomic_load(&pool.sleepers))
             futex_wake(&pool.generation, INT_MAX);
@@ -109,7 +112,7 @@ int hk_team_sync(hk_team *team) {
             futex_wait(&pool.generation, seen);
         atomic_fetch_sub(&pool.sleepers, 1);
     }
-    return pool.stop;
+    return atomic_load_explicit(&pool.stop, memory_order_relaxed);
 }
 
 static void *worker_main(void *arg) {
@@ -178,7 +181,7 @@ int hk_pool_run(int n, const atomic_int *cancel, hk_region_fn fn, void *arg) {
     if (atomic_load(&pool.forked))
         return HK_ERR_FORKED;
     pthread_mutex_lock(&pool.lock);
-    pool.may_spin = n <= hk_pool_cores();
+    atomic_store_explicit(&pool.may_spin, n <= hk_pool_cores(), memory_order_relaxed);
     int rc = ensure_threads(n);
     if (rc == HK_OK) {
         pool.fn = fn;
