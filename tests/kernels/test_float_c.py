@@ -1,4 +1,4 @@
-"""Every float operation on every instruction set of this machine (AVX-512 through SIMDe if need be), against float64."""
+"""Every float operation on every instruction set here (AVX-512 through SIMDe if need be), against float64."""
 
 from __future__ import annotations
 

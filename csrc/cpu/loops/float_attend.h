@@ -12,13 +12,6 @@
 
 #define HK_ATTEND_ROWS 128 /* rows per pass: their scores take 64 KB of the scratch, a tile of K or V the rest */
 
-/* Where the vectors of K or V lie for hk_outer. */
-typedef struct hk_kv_view {
-    const uint8_t *base;
-    int64_t k, v; /* strides in elements */
-    int kind;
-} hk_kv_view;
-
 typedef struct hk_attend {
     int kv;
     int64_t dim_k, dim_v;
@@ -28,7 +21,8 @@ typedef struct hk_attend {
     float cap, *m, *l, *acc;
     int64_t acc_stride;
     float *scores; /* [n][HK_PAGE] */
-    float *tile;
+    float *tile;   /* K or V as floats */
+    int64_t first; /* token at which the operand V starts */
 } hk_attend;
 
 HK_INLINE v16f hk_mask_vec(v16f s, int64_t lo, int64_t hi) {
@@ -66,22 +60,29 @@ static void hk_attend_softmax(const hk_attend *w, int64_t r) {
     w->l[r] += v_hsum(sum);
 }
 
-/* acc += P V for rows [r, r + n) and tokens [t0, t1). */
-static void hk_attend_sum(const hk_attend *w, hk_kv_view b, int64_t r, int64_t n, int64_t t0, int64_t t1) {
+/* V from token t on: scales of V8 and V4 are one for 32 dimensions. */
+HK_INLINE hk_b hk_v_from(hk_b v, int64_t t) {
+    v.base += t * v.k * hk_b_size(v.kind);
+    v.scales += v.kind == HK_B_V8 ? t * (v.k / 32) : v.kind == HK_B_V4 ? t * (v.k / 16) : 0;
+    return v;
+}
+
+/* acc += P V for rows [r, r + n) and tokens [t0, t1); v starts at token w->first. */
+static void hk_attend_sum(const hk_attend *w, hk_b v, int64_t r, int64_t n, int64_t t0, int64_t t1) {
     if (t1 <= t0)
         return;
     const float *p = w->scores + r * HK_PAGE + t0;
     float *acc = w->acc + r * w->acc_stride;
     int64_t full = w->dim_v / 16, rest = w->dim_v % 16;
-    const uint8_t *base = b.base + t0 * b.k * hk_b_size(b.kind);
+    v = hk_v_from(v, t0 - w->first);
     if (full)
-        hk_outer(b.kind, p, HK_PAGE, n, base, b.k, b.v, full, t1 - t0, acc, w->acc_stride, 1);
+        hk_outer(v, full, p, HK_PAGE, n, t1 - t0, acc, w->acc_stride, 1);
     if (rest) {
         float tail[HK_ATTEND_ROWS][16];
-        base += full * b.v * hk_b_size(b.kind);
+        v.base += full * v.v * hk_b_size(v.kind);
         for (int64_t i = 0; i < n; i++)
             v_store(tail[i], v_load_tail(acc + i * w->acc_stride + 16 * full, rest, 0.0f));
-        hk_outer(b.kind, p, HK_PAGE, n, base, b.k, b.v, 1, t1 - t0, tail[0], 16, 1);
+        hk_outer(v, 1, p, HK_PAGE, n, t1 - t0, tail[0], 16, 1);
         for (int64_t i = 0; i < n; i++)
             v_store_tail(acc + i * w->acc_stride + 16 * full, rest, v_load(tail[i]));
     }
@@ -89,7 +90,7 @@ static void hk_attend_sum(const hk_attend *w, hk_kv_view b, int64_t r, int64_t n
 
 /* Rows with the same range go together; else tiles share the range that all of their rows see, and each row does what
  * it sees before and after it alone: a causal edge costs each row a few tokens, and order stays ascending. */
-static void hk_attend_sums(const hk_attend *w, hk_kv_view b) {
+static void hk_attend_sums(const hk_attend *w, hk_b v) {
     int same = 1;
     for (int64_t r = 1; r < w->n; r++)
         same &= w->lo[r] == w->lo[0] && w->hi[r] == w->hi[0];
@@ -102,23 +103,22 @@ static void hk_attend_sums(const hk_attend *w, hk_kv_view b) {
         }
         if (first >= last) {
             for (int64_t i = r; i < r + n; i++)
-                hk_attend_sum(w, b, i, 1, w->lo[i], w->hi[i]);
+                hk_attend_sum(w, v, i, 1, w->lo[i], w->hi[i]);
             continue;
         }
         for (int64_t i = r; i < r + n; i++)
-            hk_attend_sum(w, b, i, 1, w->lo[i], first);
-        hk_attend_sum(w, b, r, n, first, last);
+            hk_attend_sum(w, v, i, 1, w->lo[i], first);
+        hk_attend_sum(w, v, r, n, first, last);
         for (int64_t i = r; i < r + n; i++)
-            hk_attend_sum(w, b, i, 1, last, w->hi[i]);
+            hk_attend_sum(w, v, i, 1, last, w->hi[i]);
     }
 }
 
-/* Float planes serve a single tile of rows as they are, converted in registers. Otherwise the seen part of the page is
+/* A single tile of rows reads the planes as they are, converted in registers. For more, the seen part of the page is
  * turned to floats once, in panels of 16 lanes: a plane's own stride of 128 tokens would fall on 1/8 of the cache's
- * sets. */
-static int hk_attend_direct(int kv, int64_t n) { return (kv == HK_KV_F16 || kv == HK_KV_F32) && n <= HK_TILE_ROWS; }
-
-static void hk_attend_rows(const hk_attend *w, const void *k_plane, const void *v_plane) {
+ * sets.
+ */
+static void hk_attend_rows(hk_attend *w, const void *k_plane, const void *v_plane) {
     int64_t first = HK_PAGE, last = 0;
     for (int64_t r = 0; r < w->n; r++)
         if (w->lo[r] < w->hi[r]) {
@@ -128,20 +128,24 @@ static void hk_attend_rows(const hk_attend *w, const void *k_plane, const void *
     if (first >= last)
         return;
     int64_t v0 = first / 16, v1 = (last + 15) / 16;
-    int direct = hk_attend_direct(w->kv, w->n), kind = w->kv == HK_KV_F16 ? HK_B_F16 : HK_B_F32;
-    hk_kv_view k = {(const uint8_t *)k_plane + 16 * v0 * hk_b_size(kind), HK_PAGE, 16, kind};
-    hk_kv_view v = {v_plane, w->dim_v, 16, kind};
-    if (!direct) {
-        hk_kv_tile_k(w->kv, k_plane, w->dim_k, v0, v1, w->tile);
-        k = (hk_kv_view){(const uint8_t *)w->tile, 16, 16 * w->dim_k, HK_B_F32};
+    int direct = w->n <= HK_TILE_ROWS;
+    hk_b k = hk_kv_view_k(w->kv, k_plane, w->dim_k), v = hk_kv_view_v(w->kv, v_plane, w->dim_v);
+    if (direct) {
+        k.base += 16 * v0 * hk_b_size(k.kind);
+        k.scales += 16 * v0;
+    } else {
+        hk_b_tile(k, v0, v1, 0, w->dim_k, w->tile, w->dim_k);
+        k = (hk_b){(const uint8_t *)w->tile, 0, 16, 16 * w->dim_k, HK_B_F32};
     }
-    hk_outer(k.kind, w->q, w->q_stride, w->n, k.base, k.k, k.v, v1 - v0, w->dim_k, w->scores + 16 * v0, HK_PAGE, 0);
+    hk_outer(k, v1 - v0, w->q, w->q_stride, w->n, w->dim_k, w->scores + 16 * v0, HK_PAGE, 0);
     for (int64_t r = 0; r < w->n; r++)
         if (w->lo[r] < w->hi[r])
             hk_attend_softmax(w, r);
+    w->first = 0;
     if (!direct || w->dim_v % 16) {
+        w->first = first;
         hk_kv_tile_v(w->kv, v_plane, w->dim_v, first, last, w->tile);
-        v = (hk_kv_view){(const uint8_t *)w->tile, 16, 16 * HK_PAGE, HK_B_F32};
+        v = (hk_b){(const uint8_t *)w->tile, 0, 16, 16 * HK_PAGE, HK_B_F32};
     }
     hk_attend_sums(w, v);
 }
@@ -152,21 +156,21 @@ static void hk_attend_page(int kv, const void *k_plane, const void *v_plane, int
     float *scores = scratch;
     for (int64_t r = 0; r < n_q; r += HK_ATTEND_ROWS) {
         int64_t n = n_q - r < HK_ATTEND_ROWS ? n_q - r : HK_ATTEND_ROWS;
-        hk_attend w = {kv,
-                       dim_k,
-                       dim_v,
-                       q + r * q_stride,
-                       q_stride,
-                       n,
-                       lo + r,
-                       hi + r,
-                       cap,
-                       m + r,
-                       l + r,
-                       acc + r * acc_stride,
-                       acc_stride,
-                       scores,
-                       scores + HK_ATTEND_ROWS * HK_PAGE};
+        hk_attend w = {.kv = kv,
+                       .dim_k = dim_k,
+                       .dim_v = dim_v,
+                       .n = n,
+                       .q = q + r * q_stride,
+                       .q_stride = q_stride,
+                       .lo = lo + r,
+                       .hi = hi + r,
+                       .cap = cap,
+                       .m = m + r,
+                       .l = l + r,
+                       .acc = acc + r * acc_stride,
+                       .acc_stride = acc_stride,
+                       .scores = scores,
+                       .tile = scores + HK_ATTEND_ROWS * HK_PAGE};
         hk_attend_rows(&w, k_plane, v_plane);
     }
 }

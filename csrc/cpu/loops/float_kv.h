@@ -99,63 +99,35 @@ static void hk_kv_store_v(int kv, void *plane, int64_t dim, int64_t slot, const 
     }
 }
 
-/* Token vectors [v0, v1) (16 tokens each) of a K plane -> dst[v - v0][dim][16]. */
-static void hk_kv_tile_k(int kv, const void *plane, int64_t dim, int64_t v0, int64_t v1, float *dst) {
-    const uint8_t *bytes = plane;
-    const uint16_t *scales = (const uint16_t *)(bytes + (kv == HK_KV_Q8_0 ? dim : dim / 2) * HK_PAGE);
-    for (int64_t v = v0; v < v1; v++, dst += 16 * dim)
-        for (int64_t i = 0; i < dim; i++) {
-            int64_t at = i * HK_PAGE + 16 * v;
-            if (kv == HK_KV_F32)
-                v_store(dst + 16 * i, v_load((const float *)plane + at));
-            else if (kv == HK_KV_F16)
-                v_store(dst + 16 * i, v_load_f16((const uint16_t *)plane + at));
-            else if (kv == HK_KV_Q8_0) {
-                v16f d = v_load_f16(scales + i / 32 * HK_PAGE + 16 * v);
-                v_store(dst + 16 * i, v_mul(v_load_i8((const int8_t *)plane + at), d));
-            } else {
-                int8_t code[16];
-                for (int j = 0; j < 16; j++)
-                    code[j] = (int8_t)((bytes[i / 2 * HK_PAGE + 16 * v + j] >> 4 * (i & 1) & 15) - 8);
-                v_store(dst + 16 * i, v_mul(v_load_i8(code), v_load_f16(scales + i / 32 * HK_PAGE + 16 * v)));
-            }
-        }
+/* The planes as operands of hk_outer: K's k are dimensions and its vectors 16 tokens, V's k are tokens and its vectors
+ * 16 dimensions. */
+static hk_b hk_kv_view_k(int kv, const void *plane, int64_t dim) {
+    static const int kind[HK_N_KV] = {
+        [HK_KV_F16] = HK_B_F16, [HK_KV_Q8_0] = HK_B_K8, [HK_KV_Q4_0] = HK_B_K4, [HK_KV_F32] = HK_B_F32};
+    const uint8_t *base = plane;
+    return (hk_b){base, (const uint16_t *)(base + (kv == HK_KV_Q4_0 ? dim / 2 : dim) * HK_PAGE), HK_PAGE, 16, kind[kv]};
 }
 
-/* Dimensions [at, at + 16) of token t's V; dimensions from dim on are 0. */
-HK_INLINE v16f hk_kv_load_v(int kv, const void *plane, int64_t dim, int64_t t, int64_t at) {
-    const uint8_t *bytes = plane;
-    int64_t n = dim - at < 16 ? dim - at : 16;
-    if (kv == HK_KV_F32) {
-        const float *row = (const float *)plane + t * dim + at;
-        return n < 16 ? v_load_tail(row, n, 0.0f) : v_load(row);
-    }
-    if (kv == HK_KV_F16) {
-        const uint16_t *row = (const uint16_t *)plane + t * dim + at;
-        uint16_t h[16] = {0};
-        if (n == 16)
-            return v_load_f16(row);
-        memcpy(h, row, (size_t)n * sizeof *h);
-        return v_load_f16(h);
-    }
-    int64_t width = kv == HK_KV_Q8_0 ? dim : dim / 2;
-    const uint16_t *scales = (const uint16_t *)(bytes + width * HK_PAGE) + t * (dim / 32);
-    v16f d = v_set1(hk_half_to_float(scales[at / 32]));
-    if (kv == HK_KV_Q8_0)
-        return v_mul(v_load_i8((const int8_t *)plane + t * width + at), d);
-    int8_t code[16];
-    for (int j = 0; j < 8; j++) {
-        uint8_t pair = bytes[t * width + at / 2 + j];
-        code[2 * j] = (int8_t)((pair & 15) - 8), code[2 * j + 1] = (int8_t)((pair >> 4) - 8);
-    }
-    return v_mul(v_load_i8(code), d);
+static hk_b hk_kv_view_v(int kv, const void *plane, int64_t dim) {
+    static const int kind[HK_N_KV] = {
+        [HK_KV_F16] = HK_B_F16, [HK_KV_Q8_0] = HK_B_V8, [HK_KV_Q4_0] = HK_B_V4, [HK_KV_F32] = HK_B_F32};
+    const uint8_t *base = plane;
+    int64_t width = kv == HK_KV_Q4_0 ? dim / 2 : dim;
+    return (hk_b){base, (const uint16_t *)(base + width * HK_PAGE), width, kv == HK_KV_Q4_0 ? 8 : 16, kind[kv]};
 }
 
-/* Tokens [t0, t1) of a V plane -> dst[dim / 16, rounded up][HK_PAGE][16], at their own t. */
+/* Tokens [t0, t1) of V -> dst[dim / 16, rounded up][HK_PAGE][16] from t0 on; a last vector of fewer than 16 dimensions
+ * (float planes only) is filled up with zeros. */
 static void hk_kv_tile_v(int kv, const void *plane, int64_t dim, int64_t t0, int64_t t1, float *dst) {
-    for (int64_t at = 0; at < dim; at += 16, dst += 16 * HK_PAGE)
-        for (int64_t t = t0; t < t1; t++)
-            v_store(dst + 16 * t, hk_kv_load_v(kv, plane, dim, t, at));
+    hk_b b = hk_kv_view_v(kv, plane, dim);
+    int64_t full = dim / 16, rest = dim % 16, size = hk_b_size(b.kind);
+    hk_b_tile(b, 0, full, t0, t1, dst, HK_PAGE);
+    for (int64_t t = t0; rest && t < t1; t++) {
+        uint8_t last[64] = {0};
+        memcpy(last, b.base + (t * dim + 16 * full) * size, (size_t)(rest * size));
+        v_store(dst + 16 * (full * HK_PAGE + t - t0),
+                kv == HK_KV_F32 ? v_load((const float *)last) : v_load_f16((const uint16_t *)last));
+    }
 }
 
 #endif
