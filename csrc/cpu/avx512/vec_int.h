@@ -51,6 +51,14 @@ HK_INLINE vi vi_pairs(const uint8_t *a, const uint8_t *b, int half) {
     return _mm512_cvtepu8_epi16(xy);
 }
 
+/* x, computed here and now: compilers regroup integer sums and sink them behind the next loads, and then spill products */
+HK_INLINE vi vi_pin(vi x) {
+#ifndef HK_NO_PIN /* set where intrinsics are emulated */
+    __asm__("" : "+v"(x));
+#endif
+    return x;
+}
+
 HK_INLINE vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
 HK_INLINE void vf_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
 HK_INLINE vf vf_zero(void) { return _mm512_setzero_ps(); }

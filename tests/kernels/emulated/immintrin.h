@@ -5,6 +5,7 @@
 #ifndef HK_EMULATED_IMMINTRIN_H
 #define HK_EMULATED_IMMINTRIN_H
 
+#define HK_NO_PIN
 #define EMU static inline __attribute__((always_inline, unused))
 
 typedef struct { __m256i h[2]; } hk_m512i;
