@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,18 +22,36 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/kernels"))
 from quant_lib import GEMM, GEMV, QUANTS, Activations, Library, aligned, built_isas, compile_library  # noqa: E402
 from quant_reference import random_raw  # noqa: E402
 
-READ = r"""
+PEAKS = r"""
+#include <immintrin.h>
 #include <stdint.h>
 uint64_t read_sum(const uint64_t *p, long n) {
     uint64_t s[32] = {0};
     for (long i = 0; i < n; i += 32) {
-        __builtin_prefetch(p + i + 512); __builtin_prefetch(p + i + 520);
-        __builtin_prefetch(p + i + 528); __builtin_prefetch(p + i + 536);
+        for (int j = 0; j < 32; j += 8) __builtin_prefetch(p + i + j + 512);
         for (int j = 0; j < 32; j++) s[j] += p[i + j];
     }
     uint64_t t = 0;
     for (int j = 0; j < 32; j++) t += s[j];
     return t;
+}
+/* n rounds of 12 products of vectors of bytes that the instruction set has; returns the products of a round */
+#ifdef __AVX512VNNI__
+#define V __m512i
+#define ROUND(acc) acc = _mm512_dpbusd_epi32(acc, w, x); __asm__ volatile("" : "+v"(acc));
+#else
+#define V __m256i
+#define ROUND(acc) p = _mm256_maddubs_epi16(w, x); __asm__ volatile("" : "+x"(p)); \
+    acc = _mm256_add_epi16(acc, p); __asm__ volatile("" : "+x"(acc));
+#endif
+int multiply(long n) {
+    V acc[12] = {0}, w = {0}, x = {0}, p;
+    (void)p;
+    for (long i = 0; i < n; i++) {
+        __asm__ volatile("" : "+x"(w), "+x"(x));
+        _Pragma("GCC unroll 12") for (int j = 0; j < 12; j++) { ROUND(acc[j]) }
+    }
+    return 12 * sizeof(V);
 }
 """
 
@@ -48,15 +67,17 @@ def median_seconds(run: Callable[[], object], budget: float) -> float:
     return statistics.median(times)
 
 
-def read_bandwidth(tmp: Path) -> float:
-    (tmp / "read.c").write_text(READ)
-    import subprocess
-
-    subprocess.run(["gcc", "-O3", "-march=native", "-shared", "-fPIC", tmp / "read.c", "-o", tmp / "read.so"], check=True)
-    f = ctypes.CDLL(str(tmp / "read.so")).read_sum
-    f.argtypes = [ctypes.c_void_p, ctypes.c_long]
-    data = np.ones(32 << 20, np.uint64)
-    return data.nbytes / median_seconds(lambda: f(data.ctypes.data, data.size), 1.0) / 1e9
+def peaks(tmp: Path) -> tuple[float, float]:
+    """GB/s that one core reads, GMAC/s of its multiplier."""
+    (tmp / "peaks.c").write_text(PEAKS)
+    command = ["gcc", "-O3", "-march=native", "-shared", "-fPIC", str(tmp / "peaks.c"), "-o", str(tmp / "peaks.so")]
+    subprocess.run(command, check=True)
+    lib = ctypes.CDLL(str(tmp / "peaks.so"))
+    lib.read_sum.argtypes, lib.multiply.argtypes = [ctypes.c_void_p, ctypes.c_long], [ctypes.c_long]
+    data = np.ones(16 << 20, np.uint64)
+    read = data.nbytes / median_seconds(lambda: lib.read_sum(data.ctypes.data, data.size), 0.3)
+    multiply = (1 << 20) * lib.multiply(1) / median_seconds(lambda: lib.multiply(1 << 20), 0.3)
+    return read / 1e9, multiply / 1e9
 
 
 def main() -> None:
@@ -73,7 +94,11 @@ def main() -> None:
         tmp = Path(name)
         lib = Library(compile_library(tmp, built_isas(), False), built_isas(), False)
         isa = args.isa or list(lib.sets)[-1]
-        print(f"{isa}, one core reads {read_bandwidth(tmp):.1f} GB/s; n = 1: GB/s, else GMAC/s")
+        print(
+            "{}, one core: reads {:.1f} GB/s, multiplies {:.1f} GMAC/s; n = 1: GB/s, else GMAC/s".format(
+                isa, *peaks(tmp)
+            )
+        )
         print(f"{'':8}" + "".join(f"{n:>8}" for n in args.columns) + "    pack GB/s")
         for f in (QUANTS[x] for x in args.formats):
             k, blocks = args.cols, args.cols // f.block
@@ -95,7 +120,9 @@ def main() -> None:
             for n in args.columns:
                 p = ctypes.addressof(a)
                 if n == 1:
-                    s = median_seconds(lambda: gemv(matrix.ctypes.data, panels * copies, k, p, out.ctypes.data), args.seconds)
+                    s = median_seconds(
+                        lambda: gemv(matrix.ctypes.data, panels * copies, k, p, out.ctypes.data), args.seconds
+                    )
                     line += f"{len(matrix) / s / 1e9:8.1f}"
                 else:
                     reps = copies if n < 16 else 1

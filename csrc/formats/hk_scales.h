@@ -50,13 +50,18 @@ static inline void hk_sub_scales_q3_k(const uint8_t *plane, hk_sub_scales *o) {
 
 static inline void hk_sub_scales_q6_k(const uint8_t *plane, hk_sub_scales *o) { memcpy(o->s, plane + 32, 256); }
 
-/* Scale j: nibble j % 2 of byte j / 2 of scales_l, top 2 bits at 2 j of scales_h; minus 32. */
+/* Scale j: nibble j % 2 of byte j / 2 of scales_l, top 2 bits at 2 j of scales_h; minus 32. The 16-bit words are split into
+ * bytes first, or the loops do not vectorise. */
 static inline void hk_sub_scales_iq4_xs(const uint8_t *plane, hk_sub_scales *o) {
     const uint8_t(*l)[16] = (const uint8_t(*)[16])(plane + 64);
-    uint16_t h[16];
-    memcpy(h, plane + 32, 32);
-    for (int j = 0; j < 8; j++)
-        HK_ROWS o->s[j][r] = (int8_t)(((l[j / 2][r] >> (4 * (j % 2))) & 15) | (((h[r] >> (2 * j)) & 3) << 4)) - 32;
+    uint8_t h[2][16];
+    HK_ROWS h[0][r] = plane[32 + 2 * r];
+    HK_ROWS h[1][r] = plane[33 + 2 * r];
+    for (int i = 0; i < 4; i++) {
+        int shift = 4 * (i % 2);
+        HK_ROWS o->s[2 * i][r] = (int8_t)((l[i][r] & 15) | ((h[i / 2][r] >> shift) & 3) << 4) - 32;
+        HK_ROWS o->s[2 * i + 1][r] = (int8_t)((l[i][r] >> 4) | ((h[i / 2][r] >> (shift + 2)) & 3) << 4) - 32;
+    }
 }
 
 /* The 32-weight formats have none. */

@@ -54,6 +54,12 @@ HK_INLINE vi vi_pairs(const uint8_t *a, const uint8_t *b, int half) {
     return _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(x, y));
 }
 
+/* x, computed here and now: compilers regroup integer sums and sink them behind the next loads, and then spill products */
+HK_INLINE vi vi_pin(vi x) {
+    __asm__("" : "+x"(x));
+    return x;
+}
+
 HK_INLINE vf vf_load(const float *p) { return _mm256_loadu_ps(p); }
 HK_INLINE void vf_store(float *p, vf x) { _mm256_storeu_ps(p, x); }
 HK_INLINE vf vf_zero(void) { return _mm256_setzero_ps(); }

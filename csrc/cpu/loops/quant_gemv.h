@@ -42,7 +42,7 @@ HK_INLINE vi hk_dot_chunk(const hk_quant *q, const vi *w, const hk_block_act *a,
         HK_UNROLL
         for (int t = t0; t < t0 + run; t++) {
             vi x = vi_bcast(a->codes + 32 * c + 4 * t);
-            acc = hk_is_signed(q) ? hk_mac_signed(acc, w[t], x) : hk_mac(acc, w[t], x);
+            acc = vi_pin(hk_is_signed(q) ? hk_mac_signed(acc, w[t], x) : hk_mac(acc, w[t], x));
         }
         sum = q->block == 256 ? hk_flush_scaled(sum, acc, hk_scale_rows(s->s[j], half)) : hk_flush(sum, acc);
     }

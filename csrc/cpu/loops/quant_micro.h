@@ -22,7 +22,7 @@ HK_INLINE void hk_micro_run(const vi *w, const hk_column *a, int g0, int n_group
             vi x = vi_bcast(a[n].codes + g0 + g);
             HK_UNROLL
             for (int r = 0; r < rv; r++)
-                acc[r * nc + n] = hk_mac(acc[r * nc + n], w[(g0 + g) * rv + r], x);
+                acc[r * nc + n] = vi_pin(hk_mac(acc[r * nc + n], w[(g0 + g) * rv + r], x));
         }
     }
 }
@@ -52,7 +52,7 @@ HK_INLINE void hk_micro_sub16(const hk_tile *w, const hk_column *a, int j, int r
             vi x = vi_bcast(a[n].codes + HK_PIECE / 4 * (g & 1) + 8 * j + g / 2);
             HK_UNROLL
             for (int r = 0; r < rv; r++)
-                sum[r * nc + n] = vi_add32(sum[r * nc + n], vi_madd16(w->codes[(16 * j + g) * rv + r], x));
+                sum[r * nc + n] = vi_pin(vi_add32(sum[r * nc + n], vi_madd16(w->codes[(16 * j + g) * rv + r], x)));
         }
     }
 }
