@@ -90,7 +90,7 @@ typedef struct hk_float_ops {
      * a NaN or an infinity gets a NaN scale. head_dim is a multiple of 32 for q8_0 and q4_0, any number for f16 and f32. */
     void (*kv_store_k)(int kv_type, void *plane, int64_t head_dim, int64_t slot, const float *k);
     void (*kv_store_v)(int kv_type, void *plane, int64_t head_dim, int64_t slot, const float *v);
-    /* Scores and sums of n_q query vectors of one KV head against tokens [t0, t1) of one page: continues the running
+    /* Scores and sums of n_q query vectors of one KV head against one page: continues the running
      * (max, sum, acc) of an online softmax. Row i sees only tokens t in [lo[i], hi[i]) of the page. q is pre-scaled; cap > 0
      * applies cap * tanh(s / cap). acc [n_q][head_dim_v], m and l [n_q]; at first m = -inf, l = 0, acc = 0. Rows are
      * independent of each other to the bit, a row with lo >= hi is left as it is, and memory of tokens that no row sees may
