@@ -1,11 +1,10 @@
 /* Attention over the paged KV cache.
  *
- * A page is the unit of the computation: its (max m, sum l, weighted values acc) start from nothing, and pages are merged in
- * ascending order,
- *     M' = max(M, m);  L' = L e^(M - M') + l e^(m - M');  A' = A e^(M - M') + acc e^(m - M');  result A / L.
- * Page edges are positions, so the order of the additions depends on a token's position and window alone: the result is the
- * same to the bit whether the pages of a token are computed by one thread after the other (many tokens) or in parallel and
- * merged afterwards (few tokens, long context), and whatever other tokens share the step.
+ * A page is the unit of the computation: its (max m, sum l, weighted values acc) start from nothing, and pages are
+ * merged in ascending order, M' = max(M, m);  L' = L e^(M - M') + l e^(m - M');  A' = A e^(M - M') + acc e^(m - M');
+ * result A / L. Page edges are positions, so the order of the additions depends on a token's position and window alone:
+ * the result is the same to the bit whether the pages of a token are computed by one thread after the other (many
+ * tokens) or in parallel and merged afterwards (few tokens, long context), and whatever other tokens share the step.
  *
  * Query rows of one KV head go together (the heads that share it, for up to 32 tokens), so that a page is read once for
  * all of them. Rows of a tile have ascending positions: those that see something of a page are consecutive.
@@ -33,7 +32,8 @@ typedef struct job {
 } job;
 
 static void merge(float *top, float *total, float *sum, float m, float l, const float *acc, int64_t n) {
-    if (l == 0.0f && m == -INFINITY) return; /* saw nothing */
+    if (l == 0.0f && m == -INFINITY)
+        return; /* saw nothing */
     if (*top == -INFINITY && *total == 0.0f) {
         *top = m;
         *total = l;
@@ -43,7 +43,8 @@ static void merge(float *top, float *total, float *sum, float m, float l, const 
     float t = m > *top ? m : *top, a = expf(*top - t), b = expf(m - t);
     *top = t;
     *total = *total * a + l * b;
-    for (int64_t i = 0; i < n; i++) sum[i] = sum[i] * a + acc[i] * b;
+    for (int64_t i = 0; i < n; i++)
+        sum[i] = sum[i] * a + acc[i] * b;
 }
 
 /* Row and visible positions of every query row of the task; queries gathered, scaled. */
@@ -69,14 +70,16 @@ static void start_task(job *j, int64_t item, int64_t per_tile) {
     j->row = tile->row + first;
     j->n = tile->n - first < j->tokens ? tile->n - first : j->tokens;
     j->pages = j->r->slot->pages + tile->sequence * t->pages_stride;
-    if (j->n > 0) gather(j);
+    if (j->n > 0)
+        gather(j);
 }
 
 /* One page for the rows that see some of it: [*b, *e) of the task, results in m, l, acc. */
 static void one_page(job *j, int32_t page, int32_t *b, int32_t *e) {
     const hk_tape *t = j->r->tape;
     int32_t rows = j->n * j->group, start = page * HK_PAGE, dk = j->kv->head_dim_k, dv = j->kv->head_dim_v;
-    for (*b = 0; *b < rows && j->hi[*b] <= start; ++*b) {}
+    for (*b = 0; *b < rows && j->hi[*b] <= start; ++*b) {
+    }
     for (*e = *b; *e < rows && j->lo[*e] < start + HK_PAGE; ++*e) {
         int32_t i = *e, lo = j->lo[i] - start, hi = j->hi[i] - start;
         j->page_lo[i] = lo > 0 ? lo : 0;
@@ -85,18 +88,20 @@ static void one_page(job *j, int32_t page, int32_t *b, int32_t *e) {
         j->l[i] = 0;
         memset(j->acc + i * j->dv, 0, j->dv * sizeof(float));
     }
-    if (*b == *e) return;
-    const uint8_t *k = t->kv_base + j->pages[page] * t->kv_page_bytes + j->kv->offset +
-                       j->head * (j->kv->k_bytes + j->kv->v_bytes);
+    if (*b == *e)
+        return;
+    const uint8_t *k =
+        t->kv_base + j->pages[page] * t->kv_page_bytes + j->kv->offset + j->head * (j->kv->k_bytes + j->kv->v_bytes);
     t->set->op.attend_page(t->kv_type, k, k + j->kv->k_bytes, dk, dv, j->q + (int64_t)*b * dk, dk, *e - *b,
-                           j->page_lo + *b, j->page_hi + *b, j->op->softcap, j->m + *b, j->l + *b,
-                           j->acc + *b * j->dv, j->dv, j->scratch + HK_SCRATCH_ATTN);
+                           j->page_lo + *b, j->page_hi + *b, j->op->softcap, j->m + *b, j->l + *b, j->acc + *b * j->dv,
+                           j->dv, j->scratch + HK_SCRATCH_ATTN);
 }
 
 static void write_row(const job *j, int64_t row, int32_t head, const float *sum, float total) {
     int64_t dv = j->kv->head_dim_v;
     float *out = hk_row(j->r->tape, j->op->out, row) + head * dv;
-    for (int64_t i = 0; i < dv; i++) out[i] = sum[i] / total;
+    for (int64_t i = 0; i < dv; i++)
+        out[i] = sum[i] / total;
 }
 
 /* All pages of the task, merged as they come. */
@@ -109,7 +114,8 @@ static void whole_task(job *j) {
     for (int32_t p = j->lo[0] / HK_PAGE; p <= (j->hi[rows - 1] - 1) / HK_PAGE; p++) {
         one_page(j, p, &b, &e);
         for (int32_t i = b; i < e; i++)
-            merge(&j->top[i], &j->total[i], j->sum + i * j->dv, j->m[i], j->l[i], j->acc + i * j->dv, j->kv->head_dim_v);
+            merge(&j->top[i], &j->total[i], j->sum + i * j->dv, j->m[i], j->l[i], j->acc + i * j->dv,
+                  j->kv->head_dim_v);
     }
     int64_t width = j->group * j->kv->head_dim_v;
     for (int32_t t = 0; t < j->n; t++) {
@@ -153,7 +159,8 @@ static void merge_pages(job *j, int64_t row, int32_t head) {
         }
         write_row(j, row, head * j->group + g, j->sum, total);
     }
-    if (j->op->n_emit) hk_emit(j->r, j->op, hk_row(j->r->tape, j->op->out, row), row, head * width, (head + 1) * width);
+    if (j->op->n_emit)
+        hk_emit(j->r, j->op, hk_row(j->r->tape, j->op->out, row), row, head * width, (head + 1) * width);
 }
 
 static int split_attend(job *j, hk_run *r, hk_taker *taker, int64_t per_tile, int32_t pages) {
@@ -167,21 +174,26 @@ static int split_attend(job *j, hk_run *r, hk_taker *taker, int64_t per_tile, in
             held = task;
         }
         int32_t page = (int32_t)(item % pages);
-        if (j->n > 0 && page * HK_PAGE < j->hi[j->n * j->group - 1]) split_task(j, page);
+        if (j->n > 0 && page * HK_PAGE < j->hi[j->n * j->group - 1])
+            split_task(j, page);
     }
-    if (hk_team_sync(r->team)) return HK_CANCELLED;
+    if (hk_team_sync(r->team))
+        return HK_CANCELLED;
     hk_split((int64_t)r->slot->n * j->kv->n_kv, taker->thread, r->n_threads, &b, &e);
-    for (; b < e; b++) merge_pages(j, b / j->kv->n_kv, (int32_t)(b % j->kv->n_kv));
+    for (; b < e; b++)
+        merge_pages(j, b / j->kv->n_kv, (int32_t)(b % j->kv->n_kv));
     return HK_OK;
 }
 
 /* Few rows and several pages are split by page; the choice changes no result. */
 static int32_t pages_to_split(const hk_run *r, const job *j) {
     const hk_slot *s = r->slot;
-    if (r->n_threads == 1 || s->n > HK_SPLIT_ROWS) return 0;
+    if (r->n_threads == 1 || s->n > HK_SPLIT_ROWS)
+        return 0;
     int32_t last = 0;
     for (int32_t i = 0; i < s->n; i++)
-        if (s->positions[i] > last) last = s->positions[i];
+        if (s->positions[i] > last)
+            last = s->positions[i];
     int32_t pages = last / HK_PAGE + 1;
     return pages > 1 && s->n * j->kv->n_kv < 8 * r->n_threads ? pages : 0;
 }
@@ -190,21 +202,25 @@ int hk_op_attend(hk_run *r, const hk_op *op, hk_taker *taker) {
     const hk_kv_layout *kv = &r->tape->kv[op->kv];
     job j = {.r = r, .op = op, .kv = kv, .group = op->n_head / kv->n_kv, .tokens = HK_TILE};
     j.dv = (kv->head_dim_v + 15) & ~15;
-    while (j.tokens > 1 && j.tokens * j.group > MAX_ROWS) j.tokens /= 2;
+    while (j.tokens > 1 && j.tokens * j.group > MAX_ROWS)
+        j.tokens /= 2;
     int64_t per_tile = HK_TILE / j.tokens;
     j.scratch = hk_pool_scratch(taker->thread);
     j.q = (float *)(j.scratch + HK_SCRATCH_HEADS);
     j.acc = j.q + MAX_ROWS * ((kv->head_dim_k + 15) & ~15);
     j.sum = j.acc + MAX_ROWS * j.dv;
     int32_t pages = pages_to_split(r, &j);
-    if (pages) return split_attend(&j, r, taker, per_tile, pages);
-    /* KV heads outermost: a thread stays with the pages of one head; late tiles see more and are left to be taken over. */
+    if (pages)
+        return split_attend(&j, r, taker, per_tile, pages);
+    /* KV heads outermost: a thread stays with the pages of one head; late tiles see more and are left to be taken over.
+     */
     int64_t tasks = r->tape->n_tiles * per_tile;
     taker->total = tasks * kv->n_kv;
     for (int64_t item; (item = hk_take(r, taker)) >= 0;) {
         j.head = (int32_t)(item / tasks);
         start_task(&j, item % tasks, per_tile);
-        if (j.n > 0) whole_task(&j);
+        if (j.n > 0)
+            whole_task(&j);
     }
     return HK_OK;
 }

@@ -42,7 +42,8 @@ void hk_op_embed(hk_run *r, const hk_op *op, int thread) {
     for (int64_t i = b; i < e; i++) {
         float *out = hk_row(r->tape, op->out, i);
         op->dequant(op->raw + s->tokens[i] * op->row_bytes, op->K, out);
-        if (op->number != 1.0f) r->tape->set->op.scale(out, out, op->number, op->out.width);
+        if (op->number != 1.0f)
+            r->tape->set->op.scale(out, out, op->number, op->out.width);
     }
 }
 
@@ -72,8 +73,10 @@ void hk_op_norm(hk_run *r, const hk_op *op, int thread) {
         /* With a residual the norm goes through scratch: the residual may be the output itself. */
         float *y = op->y.buf >= 0 ? row : out;
         f->rmsnorm(hk_row(r->tape, op->x, i), op->vector, width, op->number, y);
-        if (op->y.buf >= 0) f->add(out, y, hk_row(r->tape, op->y, i), width);
-        if (op->n_emit) hk_emit(r, op, out, i, 0, width);
+        if (op->y.buf >= 0)
+            f->add(out, y, hk_row(r->tape, op->y, i), width);
+        if (op->n_emit)
+            hk_emit(r, op, out, i, 0, width);
     }
 }
 
@@ -85,6 +88,7 @@ void hk_op_select(hk_run *r, const hk_op *op, int thread) {
         const float *x = hk_row(r->tape, op->x, s->outputs[i]);
         float *out = hk_row(r->tape, op->out, i);
         memcpy(out, x, op->x.width * sizeof(float));
-        if (op->n_emit) hk_emit(r, op, out, i, 0, op->x.width);
+        if (op->n_emit)
+            hk_emit(r, op, out, i, 0, op->x.width);
     }
 }

@@ -34,8 +34,8 @@ static struct {
     hk_region_fn fn;
     void *arg;
     hk_team team;
-    int may_spin;
-    int stop;
+    atomic_int may_spin;
+    atomic_int stop; /* the cancel word as the last barrier saw it */
     _Alignas(128) atomic_int arrived;
     _Alignas(128) atomic_uint generation;
     _Alignas(128) atomic_int sleepers;
@@ -63,9 +63,10 @@ static inline void relax(void) {
 
 /* Spins until *word differs from `seen`; returns 0 when the time is up. */
 static int spin(atomic_uint *word, unsigned seen, int64_t limit_ns) {
-    if (!pool.may_spin) {
+    if (!atomic_load_explicit(&pool.may_spin, memory_order_relaxed)) {
         for (int i = 0; i < 4; i++) {
-            if (atomic_load_explicit(word, memory_order_acquire) != seen) return 1;
+            if (atomic_load_explicit(word, memory_order_acquire) != seen)
+                return 1;
             sched_yield();
         }
         return 0;
@@ -73,35 +74,45 @@ static int spin(atomic_uint *word, unsigned seen, int64_t limit_ns) {
     int64_t end = 0;
     for (;;) {
         for (int i = 0; i < 64; i++) {
-            if (atomic_load_explicit(word, memory_order_acquire) != seen) return 1;
+            if (atomic_load_explicit(word, memory_order_acquire) != seen)
+                return 1;
             relax();
         }
         int64_t t = now_ns();
-        if (!end) end = t + limit_ns;
-        if (t > end) return 0;
+        if (!end)
+            end = t + limit_ns;
+        if (t > end)
+            return 0;
     }
 }
 
-/* A central barrier: the last thread to arrive opens the next generation. The generation never goes back, so that a thread
- * that wakes late can only see "open". Sleepers announce themselves before they look at the generation a last time and
- * the opener looks for sleepers after it has opened: with sequential consistency, one of the two sees the other. */
+/* A central barrier: the last thread to arrive opens the next generation. The generation never goes back, so that a
+ * thread that wakes late can only see "open". Sleepers announce themselves before they look at the generation a last
+ * time and the opener looks for sleepers after it has opened: with sequential consistency, one of the two sees the
+ * other. */
 int hk_team_sync(hk_team *team) {
-    if (team->n == 1) return team->cancel ? atomic_load_explicit(team->cancel, memory_order_relaxed) : 0;
+    /* Read before arriving: as soon as the last thread has arrived, the caller may set up the next region. */
+    int n = team->n;
+    const atomic_int *cancel = team->cancel;
+    if (n == 1)
+        return cancel ? atomic_load_explicit(cancel, memory_order_relaxed) : 0;
     unsigned seen = atomic_load_explicit(&pool.generation, memory_order_acquire);
-    if (atomic_fetch_add_explicit(&pool.arrived, 1, memory_order_acq_rel) == team->n - 1) {
-        pool.stop = team->cancel ? atomic_load_explicit(team->cancel, memory_order_relaxed) : 0;
+    if (atomic_fetch_add_explicit(&pool.arrived, 1, memory_order_acq_rel) == n - 1) {
+        int stop = cancel ? atomic_load_explicit(cancel, memory_order_relaxed) : 0;
+        atomic_store_explicit(&pool.stop, stop, memory_order_relaxed);
         atomic_store_explicit(&pool.arrived, 0, memory_order_relaxed);
-        int stop = pool.stop;
         atomic_fetch_add(&pool.generation, 1);
-        if (atomic_load(&pool.sleepers)) futex_wake(&pool.generation, INT_MAX);
+        if (atomic_load(&pool.sleepers))
+            futex_wake(&pool.generation, INT_MAX);
         return stop;
     }
     if (!spin(&pool.generation, seen, SPIN_BARRIER_NS)) {
         atomic_fetch_add(&pool.sleepers, 1);
-        while (atomic_load(&pool.generation) == seen) futex_wait(&pool.generation, seen);
+        while (atomic_load(&pool.generation) == seen)
+            futex_wait(&pool.generation, seen);
         atomic_fetch_sub(&pool.sleepers, 1);
     }
-    return pool.stop;
+    return atomic_load_explicit(&pool.stop, memory_order_relaxed);
 }
 
 static void *worker_main(void *arg) {
@@ -110,7 +121,8 @@ static void *worker_main(void *arg) {
     for (;;) {
         if (!spin(&w->ticket, seen, SPIN_IDLE_NS)) {
             atomic_store(&w->sleeping, 1);
-            while (atomic_load(&w->ticket) == seen) futex_wait(&w->ticket, seen);
+            while (atomic_load(&w->ticket) == seen)
+                futex_wait(&w->ticket, seen);
             atomic_store(&w->sleeping, 0);
         }
         seen++;
@@ -121,7 +133,8 @@ static void *worker_main(void *arg) {
 }
 
 static void after_fork_in_child(void) {
-    if (pool.n_workers > 0) atomic_store(&pool.forked, 1);
+    if (pool.n_workers > 0)
+        atomic_store(&pool.forked, 1);
     pthread_mutex_init(&pool.lock, NULL);
 }
 
@@ -139,7 +152,8 @@ static int start_worker(int index) {
     pthread_t id;
     int rc = pthread_create(&id, NULL, worker_main, w);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (rc) return HK_ERR_THREADS;
+    if (rc)
+        return HK_ERR_THREADS;
     pthread_detach(id);
     return HK_OK;
 }
@@ -150,20 +164,24 @@ static int ensure_threads(int n) {
         pool.atfork_set = 1;
     }
     for (int i = 0; i < n; i++)
-        if (!pool.scratch[i] && !(pool.scratch[i] = hk_memory_map(HK_SCRATCH_BYTES, 0))) return HK_ERR_MEMORY;
+        if (!pool.scratch[i] && !(pool.scratch[i] = hk_memory_map(HK_SCRATCH_BYTES, 0)))
+            return HK_ERR_MEMORY;
     while (pool.n_workers < n - 1) {
         int rc = start_worker(pool.n_workers + 1);
-        if (rc) return rc;
+        if (rc)
+            return rc;
         pool.n_workers++;
     }
     return HK_OK;
 }
 
 int hk_pool_run(int n, const atomic_int *cancel, hk_region_fn fn, void *arg) {
-    if (n < 1 || n > HK_MAX_THREADS) return HK_ERR_THREADS;
-    if (atomic_load(&pool.forked)) return HK_ERR_FORKED;
+    if (n < 1 || n > HK_MAX_THREADS)
+        return HK_ERR_THREADS;
+    if (atomic_load(&pool.forked))
+        return HK_ERR_FORKED;
     pthread_mutex_lock(&pool.lock);
-    pool.may_spin = n <= hk_pool_cores();
+    atomic_store_explicit(&pool.may_spin, n <= hk_pool_cores(), memory_order_relaxed);
     int rc = ensure_threads(n);
     if (rc == HK_OK) {
         pool.fn = fn;
@@ -172,7 +190,8 @@ int hk_pool_run(int n, const atomic_int *cancel, hk_region_fn fn, void *arg) {
         for (int i = 1; i < n; i++) {
             worker *w = &pool.workers[i];
             atomic_fetch_add(&w->ticket, 1);
-            if (atomic_load(&w->sleeping)) futex_wake(&w->ticket, 1);
+            if (atomic_load(&w->sleeping))
+                futex_wake(&w->ticket, 1);
         }
         fn(arg, 0, &pool.team);
         hk_team_sync(&pool.team);
@@ -187,7 +206,8 @@ void hk_pool_set_cores(int n) { atomic_store(&pool.cores, n); }
 
 int hk_pool_cores(void) {
     int n = atomic_load(&pool.cores);
-    if (n > 0) return n;
+    if (n > 0)
+        return n;
     cpu_set_t set;
     n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     hk_pool_set_cores(n);

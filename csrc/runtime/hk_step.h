@@ -25,8 +25,9 @@ typedef struct hk_program {
     hk_counter counters[2 * HK_MAX_THREADS];
 } hk_program;
 
-/* Runs the program for the inputs of a slot on n_threads. `table` is the cache's page table [n_seq][stride]: the rows that
- * the step needs are copied to the slot. greedy: also fill the slot's best tokens. Returns HK_OK, HK_CANCELLED or HK_ERR_*. */
+/* Runs the program for the inputs of a slot on n_threads. `table` is the cache's page table [n_seq][stride]: the rows
+ * that the step needs are copied to the slot. greedy: also fill the slot's best tokens. Returns HK_OK, HK_CANCELLED or
+ * HK_ERR_*. */
 int hk_step_run(hk_program *p, hk_slot *slot, const int32_t *table, int32_t n_seq, int n_threads, int greedy);
 /* The same without checks, page tables and greedy results. */
 int hk_program_run(hk_program *p, hk_slot *slot, int n_threads, int greedy);

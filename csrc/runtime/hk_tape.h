@@ -1,8 +1,8 @@
 /* A tape: the operations of a model, lowered to C structs, replayed for every step without Python.
  *
- * Addresses are indirect through small tables (buffers, activations, angles), filled when the tape is built; only the base
- * of the logits buffer changes from step to step. Every operation is divided over the threads of the region; `sync` says
- * that an operation reads or overwrites what an earlier one since the last barrier produced.
+ * Addresses are indirect through small tables (buffers, activations, angles), filled when the tape is built; only the
+ * base of the logits buffer changes from step to step. Every operation is divided over the threads of the region;
+ * `sync` says that an operation reads or overwrites what an earlier one since the last barrier produced.
  */
 #ifndef HK_TAPE_H
 #define HK_TAPE_H
@@ -36,7 +36,8 @@ typedef struct hk_view {
     int32_t buf, offset, width;
 } hk_view;
 
-/* The input of products. Kind F32 may be an alias of a view (its rows then are 64-byte aligned), or memory of its own. */
+/* The input of products. Kind F32 may be an alias of a view (its rows then are 64-byte aligned), or memory of its own.
+ */
 typedef struct hk_act_buf {
     int32_t kind, block;
     hk_view alias;

@@ -15,9 +15,9 @@ from hybridkern.errors import KernelError
 def dequantize(data: Any, type: str, shape: Sequence[int]) -> npt.NDArray[np.float32]:
     """Raw GGUF blocks -> float32 of `shape`, whose last dimension runs along the blocks.
 
-    data: bytes or an array of the raw blocks, in C order; type: a name in the format table, such as "Q4_K". The values are,
-    bit for bit, what the format's definition gives in float32. Raises KernelError for an unknown format, a last
-    dimension that blocks do not divide, or a size that does not fit.
+    data: bytes or an array of the raw blocks, in C order; type: a name in the format table, such as "Q4_K". The
+    values are, bit for bit, what the format's definition gives in float32. Raises KernelError for an unknown format, a
+    last dimension that blocks do not divide, or a size that does not fit.
     """
     from hybridkern.kernels import direct
     from hybridkern.kernels.cpu.selection import chosen_name, table_named

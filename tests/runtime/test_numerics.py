@@ -75,7 +75,9 @@ def test_sliding_window_edges(tiny, engine, window, threads):
 
 
 def test_heads_differ_between_blocks(tiny, engine):
-    model = tiny("llama", n_layer=3, n_head=[4, 2, 4], n_head_kv=[2, 1, 4], head_dim=16, n_ff=[96, 32, 64], context=1024)
+    model = tiny(
+        "llama", n_layer=3, n_head=[4, 2, 4], n_head_kv=[2, 1, 4], head_dim=16, n_ff=[96, 32, 64], context=1024
+    )
     want = reference(model).run(batch_of(IDS[:50]))
     e = engine(model, kv_type="f32")
     assert np.abs(e.evaluate(e.new_sequence(), IDS[:50], "all") - want).max() <= 1e-4

@@ -46,7 +46,9 @@ BIG = """
 
 @pytest.mark.parametrize("handler", ["default", "raises"])
 def test_interrupt_during_a_long_prompt(tmp_path, handler):
-    body = BIG + """
+    body = (
+        BIG
+        + """
     class Stop(Exception):
         pass
     def stop(*_):
@@ -63,6 +65,7 @@ def test_interrupt_during_a_long_prompt(tmp_path, handler):
     assert e.evaluate(s, ids[:20]).tobytes() == before.tobytes()
     print("usable")
     """
+    )
     child = run_program(body, str(tmp_path / "big.gguf"), handler)
     assert child.stdout.readline() == "ready\n"
     time.sleep(0.5)

@@ -14,7 +14,7 @@ IDS = np.random.default_rng(2).integers(3, 300, 700)
 def test_interleaved_sequences_equal_each_alone(tiny, engine):
     model = tiny("llama", type="Q4_K", context=1024)
     e = engine(model)
-    alone = [e.evaluate(s := e.new_sequence(), ids, "all") for ids in (IDS[:150], IDS[200:330])]
+    alone = [e.evaluate(e.new_sequence(), ids, "all") for ids in (IDS[:150], IDS[200:330])]
     e = engine(model)
     a, b = e.new_sequence(), e.new_sequence()
     rows = {a: [], b: []}

@@ -11,6 +11,9 @@ from libc.string cimport memset
 
 from hybridkern.errors import ArgumentError, HybridKernError, KernelError, OutOfMemoryError
 
+cdef extern from "stdlib.h" nogil:
+    void *aligned_alloc(size_t alignment, size_t size)
+
 include "_cpu_decl.pxi"
 
 

@@ -234,13 +234,16 @@ cdef class Slot:
 cdef class Program:
     """A step program: tapes that one call replays without the GIL."""
 
-    cdef hk_program program
+    cdef hk_program *program  # aligned to 128 bytes, which the memory of Python objects is not
     cdef readonly list tapes
     cdef const int32_t *pages
     cdef int32_t n_seq
 
     def __cinit__(self, tapes, uintptr_t pages, int n_seq):
-        memset(&self.program, 0, sizeof(self.program))
+        self.program = <hk_program *>aligned_alloc(128, sizeof(hk_program))
+        if self.program == NULL:
+            raise MemoryError
+        memset(self.program, 0, sizeof(hk_program))
         self.tapes = list(tapes)
         if len(self.tapes) > HK_MAX_COMMANDS:
             raise KernelError("too many segments in one program")
@@ -251,18 +254,21 @@ cdef class Program:
         self.program.poll = &hk_poll_python
         self.pages, self.n_seq = <const int32_t *>pages, n_seq
 
+    def __dealloc__(self):
+        free(self.program)
+
     def cancel(self) -> None:
         """Ends the step that is running, and every later one, until `resume`. From any thread."""
-        hk_program_set_cancel(&self.program, 1)
+        hk_program_set_cancel(self.program, 1)
 
     def resume(self) -> None:
         """Allows steps again after a cancel."""
-        hk_program_set_cancel(&self.program, 0)
+        hk_program_set_cancel(self.program, 0)
 
     cdef int go(self, hk_slot *slot, int threads, bint greedy) except -1:
         cdef int rc
         with nogil:
-            rc = hk_step_run(&self.program, slot, self.pages, self.n_seq, threads, greedy)
+            rc = hk_step_run(self.program, slot, self.pages, self.n_seq, threads, greedy)
         if rc != HK_OK:
             check(rc)
             if PyErr_Occurred() != NULL:  # a signal's handler raised during the step

@@ -25,7 +25,7 @@ def available() -> list[str]:
 
 
 def active() -> str:
-    """The kernel set in use: the best one, or what HYBRIDKERN_CPU names. Raises KernelError for a name that cannot run."""
+    """The kernel set in use: the best one, or what HYBRIDKERN_CPU names. Raises KernelError where that cannot run."""
     return chosen_name()
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from hybridkern.errors import ArgumentError, ContextError, HybridKernError, SamplingError
+from hybridkern.errors import ArgumentError, HybridKernError, SamplingError
 from hybridkern.kernels import _cpu
 from hybridkern.kernels.cpu import CpuSet
 from hybridkern.kernels.cpu.weights import Progress
@@ -23,11 +22,9 @@ from hybridkern.kernels.interface import Batch, Buffer, KVSpec, Recorder
 
 from .kv_cache import PAGE, KVCache
 from .slots import StepSlot
+from .stepper import Logits, Outputs, Stepper, token_array, wanted_rows
 from .threads import MAX_THREADS, default_threads, usable_cores
 
-Logits = npt.NDArray[np.float32]
-Outputs = Literal["last", "all", "none"] | Sequence[int]
-RING = 4
 DEFAULT_UBATCH = 512
 LOGITS_BYTES = 256 << 20  # of one slot, at most: steps with more outputs are divided
 Cancelled = _cpu.Cancelled
@@ -104,38 +101,43 @@ class Engine:
             progress=progress,
         )
         self._program = _cpu.Program([self._tape], self._cache.table.ctypes.data, n_seq)
-        shape = (self.n_ubatch, self.max_outputs, n_seq, self._cache.max_pages, self.n_vocab)
-        self._ring = [StepSlot(*shape) for _ in range(RING)]
-        self._next = 0
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._stepper = Stepper(
+            self._program,
+            self._cache,
+            n_vocab=self.n_vocab,
+            n_ubatch=self.n_ubatch,
+            max_outputs=self.max_outputs,
+            threads=self.threads,
+            threads_batch=self.threads_batch,
+        )
+        self._turn = _Turn(self)
         self._closed = False
 
     # sequences
 
     def new_sequence(self) -> int:
         """An empty sequence. Raises ContextError when n_seq are in use."""
-        with self._turn():
+        with self._turn:
             return self._cache.new()
 
     def fork(self, sequence: int) -> int:
         """A second sequence with the same past; they share memory until one writes."""
-        with self._turn():
+        with self._turn:
             return self._cache.fork(sequence)
 
     def truncate(self, sequence: int, position: int) -> None:
         """Forget everything from `position` on."""
-        with self._turn():
+        with self._turn:
             self._cache.truncate(sequence, position)
 
     def free(self, sequence: int) -> None:
         """End a sequence."""
-        with self._turn():
+        with self._turn:
             self._cache.free(sequence)
 
     def length(self, sequence: int) -> int:
         """Tokens that the sequence holds."""
-        with self._turn():
+        with self._turn:
             return self._cache.length(sequence)
 
     # computing
@@ -143,20 +145,8 @@ class Engine:
     def step(self, batch: Batch) -> Logits:
         """One step of at most n_ubatch tokens: float32 [outputs][n_vocab], a view that the fourth step after this one
         overwrites. A sequence's tokens must be consecutive and continue it. On an error no sequence has changed."""
-        tokens = np.asarray(batch.tokens, np.int32)
-        n, m = len(tokens), len(batch.outputs)
-        if not 1 <= n <= self.n_ubatch or m > self.max_outputs:
-            raise ArgumentError(
-                f"a step of {n} tokens and {m} outputs; it can have 1 to {self.n_ubatch} and {self.max_outputs}"
-            )
-        with self._turn():
-            runs = self._runs(batch, n)
-            slot = self._slot()
-            slot.tokens[:n], slot.positions[:n], slot.sequences[:n] = tokens, batch.positions, batch.sequences
-            slot.variants[:n] = 0 if batch.variants is None else batch.variants
-            slot.outputs[:m] = batch.outputs
-            self._run(slot, n, m, runs)
-            return slot.logits[:m]
+        with self._turn:
+            return self._stepper.step(batch)
 
     def evaluate(
         self,
@@ -167,64 +157,57 @@ class Engine:
         rows: Sequence[int] | None = None,
         variant: int = 0,
     ) -> Logits:
-        """Append tokens to a sequence; logits at `outputs` of them (or at `rows`: the same as a list, ascending):
-        float32 [outputs][n_vocab]. One row may be a view that the fourth step after this one overwrites. variant: which
-        rotary table. On an error, a cancel or Ctrl-C the sequence is as before."""
-        ids = self._ids(tokens)
-        wanted = _wanted(outputs if rows is None else rows, len(ids))
-        with self._turn():
-            start = self._cache.length(sequence)
-            try:
-                return self._evaluate(sequence, ids, wanted, variant)
-            except BaseException:
-                self._cache.truncate(sequence, start)
-                raise
+        """Append tokens to a sequence; logits at `outputs` of them: float32 [outputs][n_vocab].
+
+        outputs: "last", "all", "none", or ascending rows (`rows` is another name for these). A single row is a view
+        that the fourth step after this one overwrites. variant: which rotary table. On an error, a cancel or Ctrl-C
+        the sequence is as before.
+        """
+        ids = token_array(tokens, self.n_vocab)
+        wanted = wanted_rows(outputs if rows is None else rows, len(ids))
+        with self._turn:
+            made = self._stepper.evaluate(sequence, ids, wanted, variant)
+        assert isinstance(made, np.ndarray)
+        return made
 
     def evaluate_many(self, work: Sequence[tuple[int, Sequence[int]]]) -> Logits:
         """Append tokens to several sequences in common steps; logits behind the last token of each: float32
         [len(work)][n_vocab]. On an error every sequence is as before."""
-        pairs = [(s, self._ids(tokens)) for s, tokens in work]
+        pairs = [(s, token_array(tokens, self.n_vocab)) for s, tokens in work]
         if len({s for s, _ in pairs}) != len(pairs):
             raise ArgumentError("a sequence is named twice")
         if any(len(ids) == 0 for _, ids in pairs):
             raise ArgumentError("a sequence without tokens has no logits")
-        result = np.empty((len(pairs), self.n_vocab), np.float32)
-        with self._turn():
-            starts = [(s, self._cache.length(s)) for s, _ in pairs]
-            try:
-                self._evaluate_many(pairs, result)
-            except BaseException:
-                for s, start in starts:
-                    self._cache.truncate(s, min(start, self._cache.length(s)))
-                raise
-        return result
+        with self._turn:
+            return self._stepper.evaluate_many(pairs)
 
     def greedy(self, sequence: int, tokens: int | Sequence[int], *, variant: int = 0) -> tuple[int, float]:
         """Append a token or several; the likeliest next one (the lowest id among equals) and its log-probability.
 
-        Raises SamplingError where the logits hold NaN or are all -inf.
+        Raises SamplingError where the logits hold NaN or are all -inf; the tokens then stay appended.
         """
-        if not isinstance(tokens, int):
-            if len(tokens) != 1:
-                return self._greedy_batch(sequence, self._ids(tokens), variant)
-            tokens = int(tokens[0])
-        if not 0 <= tokens < self.n_vocab:
-            raise ArgumentError(f"token {tokens} is outside the vocabulary of {self.n_vocab}")
-        with self._turn():
-            cache = self._cache
-            position = cache.reserve(sequence, 1)
-            slot = self._slot()
-            try:
-                best, logprob, bad = self._program.decode(
-                    slot.native, tokens, position, sequence, variant, self.threads
-                )
-            except BaseException:
-                cache.give_back(sequence)
-                raise
-            cache.advance(sequence, 1)
+        if isinstance(tokens, int) or len(tokens) == 1:
+            token = tokens if isinstance(tokens, int) else int(tokens[0])
+            if not 0 <= token < self.n_vocab:
+                raise ArgumentError(f"token {token} is outside the vocabulary of {self.n_vocab}")
+            with self._turn:
+                best, logprob, bad = self._stepper.decode(sequence, token, variant)
+        else:
+            best, logprob, bad = self._greedy_batch(sequence, token_array(tokens, self.n_vocab), variant)
         if bad:
-            raise SamplingError(f"the logits behind position {position} hold NaN, or are all -inf: no token can be chosen")
+            raise SamplingError(
+                f"the logits behind position {self.length(sequence) - 1} hold NaN, or are all -inf: "
+                "no token can be chosen"
+            )
         return best, logprob
+
+    def _greedy_batch(self, sequence: int, ids: npt.NDArray[np.int32], variant: int) -> tuple[int, float, bool]:
+        if len(ids) == 0:
+            raise ArgumentError("no tokens: there is nothing to continue")
+        with self._turn:
+            slot = self._stepper.evaluate(sequence, ids, wanted_rows("last", len(ids)), variant, greedy=True)
+            assert isinstance(slot, StepSlot)
+            return int(slot.best[0]), float(slot.best_value[0]) - float(slot.best_lse[0]), bool(slot.bad[0])
 
     def cancel(self) -> None:
         """End the call that is running, from another thread: it raises `Cancelled`."""
@@ -244,19 +227,19 @@ class Engine:
                 f"threads: {self.threads} for single tokens, {self.threads_batch} for batches",
                 f"weights: {self._set.weight_bytes / 2**20:.1f} MiB packed",
                 f"buffers: {self._set.buffer_bytes / 2**20:.1f} MiB for steps of {self.n_ubatch} tokens",
-                f"KV cache: {c.kv_type}, {c.n_pages} pages of {PAGE} tokens and {c.page_bytes / 2**20:.2f} MiB each, touched "
-                f"when used; {self.n_ctx} tokens per sequence",
+                f"KV cache: {c.kv_type}, {c.n_pages} pages of {PAGE} tokens and {c.page_bytes / 2**20:.2f} MiB each, "
+                f"touched when used; {self.n_ctx} tokens per sequence",
                 f"tape: {self._tape.n_ops} operations, {self._tape.n_syncs} barriers",
             )
         )
 
     def close(self) -> None:
-        """Give the memory back, as far as no logits views remain. A second call does nothing."""
+        """Give the memory back, as far as no views of logits remain. A second call does nothing."""
         if self._closed:
             return
-        with self._lock:
+        with self._turn:
             self._closed = True
-            del self._program, self._tape, self._ring, self._cache, self._set
+            del self._stepper, self._program, self._tape, self._cache, self._set
             self._file = None
 
     def __enter__(self) -> Engine:
@@ -265,139 +248,31 @@ class Engine:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # inside a turn
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        if os.getpid() != self._pid:
+_forks = [0]  # how many forks lie between the start of the program and this process
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _forks.__setitem__(0, _forks[0] + 1))
+
+
+class _Turn:
+    """One caller at a time. A child process would find the lock as a thread of its parent left it: it gets an error."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._forks = _forks[0]
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if _forks[0] != self._forks:
             raise HybridKernError("this model was loaded before the process forked: load it again in the child")
-        with self._lock:
-            if self._closed:
-                raise HybridKernError("the engine is closed")
-            self._program.resume()
-            yield
-
-    def _ids(self, tokens: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-        ids = np.asarray(tokens)
-        if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
-            raise ArgumentError("tokens must be a list of integers")
-        if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.n_vocab):
-            raise ArgumentError(f"a token is outside the vocabulary of {self.n_vocab}")
-        return ids.astype(np.int32)
-
-    def _slot(self) -> StepSlot:
-        slot = self._ring[self._next]
-        self._next = (self._next + 1) % RING
-        return slot
-
-    def _run(self, slot: StepSlot, n: int, m: int, runs: list[tuple[int, int]], greedy: bool = False) -> None:
-        """One replay; runs: (sequence, tokens of it)."""
-        done = 0
+        self._lock.acquire()
         try:
-            for sequence, count in runs:
-                self._cache.reserve(sequence, count)
-                done += 1
-            self._program.run(slot.native, n, m, self.threads if n == 1 else self.threads_batch, greedy)
+            if self._engine._closed:
+                raise HybridKernError("the engine is closed")
+            self._engine._program.resume()
         except BaseException:
-            for sequence, _ in runs[:done]:
-                self._cache.give_back(sequence)
+            self._lock.release()
             raise
-        for sequence, count in runs:
-            self._cache.advance(sequence, count)
 
-    def _runs(self, batch: Batch, n: int) -> list[tuple[int, int]]:
-        sequences, positions = np.asarray(batch.sequences), np.asarray(batch.positions)
-        if len(sequences) != n or len(positions) != n:
-            raise ArgumentError("tokens, positions and sequences of a step differ in length")
-        cuts = np.flatnonzero(np.diff(sequences)) + 1
-        runs = [(int(part[0]), len(part)) for part in np.split(sequences, cuts)]
-        if len({s for s, _ in runs}) != len(runs):
-            raise ArgumentError("the tokens of a sequence are not consecutive in the step")
-        start = 0
-        for s, count in runs:
-            length = self._cache.length(s)
-            if not np.array_equal(positions[start : start + count], np.arange(length, length + count)):
-                raise ArgumentError(f"sequence {s} holds {length} tokens: the step's positions do not continue it")
-            start += count
-        return runs
-
-    def _evaluate(
-        self, sequence: int, ids: npt.NDArray[np.int32], wanted: npt.NDArray[np.int32], variant: int, greedy: bool = False
-    ) -> Any:
-        start = self._cache.length(sequence)
-        if start + len(ids) > self.n_ctx:
-            raise ContextError(
-                f"{len(ids)} tokens behind the {start} that the sequence holds do not fit the context of {self.n_ctx} (n_ctx)"
-            )
-        result = np.empty((len(wanted), self.n_vocab), np.float32) if len(wanted) > 1 else None
-        at = out = 0
-        slot, m = self._ring[0], 0
-        while at < len(ids):
-            n = min(self.n_ubatch, len(ids) - at)
-            m = int(np.searchsorted(wanted, at + n)) - out
-            if m > self.max_outputs:  # fewer tokens, so that their logits fit the slot
-                m = self.max_outputs
-                n = int(wanted[out + m]) - at
-            slot = self._slot()
-            slot.tokens[:n] = ids[at : at + n]
-            slot.positions[:n] = np.arange(start + at, start + at + n)
-            slot.sequences[:n], slot.variants[:n] = sequence, variant
-            slot.outputs[:m] = wanted[out : out + m] - at
-            self._run(slot, n, m, [(sequence, n)], greedy)
-            if result is not None:
-                result[out : out + m] = slot.logits[:m]
-            at, out = at + n, out + m
-        if greedy:
-            return int(slot.best[0]), float(slot.best_value[0]) - float(slot.best_lse[0]), bool(slot.bad[0])
-        return slot.logits[: len(wanted)] if result is None else result
-
-    def _greedy_batch(self, sequence: int, ids: npt.NDArray[np.int32], variant: int) -> tuple[int, float]:
-        if len(ids) == 0:
-            raise ArgumentError("no tokens: there is nothing to continue")
-        with self._turn():
-            start = self._cache.length(sequence)
-            try:
-                best, logprob, bad = self._evaluate(sequence, ids, _wanted("last", len(ids)), variant, True)
-            except BaseException:
-                self._cache.truncate(sequence, start)
-                raise
-        if bad:
-            raise SamplingError(
-                f"the logits behind position {start + len(ids) - 1} hold NaN, or are all -inf: no token can be chosen"
-            )
-        return best, logprob
-
-    def _evaluate_many(self, pairs: list[tuple[int, npt.NDArray[np.int32]]], result: Logits) -> None:
-        done = [0] * len(pairs)
-        while any(d < len(ids) for d, (_, ids) in zip(done, pairs, strict=True)):
-            slot, n, m = self._slot(), 0, 0
-            runs: list[tuple[int, int]] = []
-            ends: list[int] = []
-            for i, (s, ids) in enumerate(pairs):
-                take = min(len(ids) - done[i], self.n_ubatch - n)
-                if take <= 0 or m == self.max_outputs:
-                    continue
-                length = self._cache.length(s)
-                slot.tokens[n : n + take] = ids[done[i] : done[i] + take]
-                slot.positions[n : n + take] = np.arange(length, length + take)
-                slot.sequences[n : n + take], slot.variants[n : n + take] = s, 0
-                runs.append((s, take))
-                n, done[i] = n + take, done[i] + take
-                if done[i] == len(ids):
-                    slot.outputs[m] = n - 1
-                    ends.append(i)
-                    m += 1
-            self._run(slot, n, m, runs)
-            result[ends] = slot.logits[:m]
-
-
-def _wanted(outputs: Outputs, n: int) -> npt.NDArray[np.int32]:
-    """Rows whose logits are asked for, ascending."""
-    if isinstance(outputs, str):
-        if outputs not in ("last", "all", "none"):
-            raise ArgumentError(f"outputs {outputs!r} is not last, all, none or a list of rows")
-        return np.arange({"last": max(0, n - 1), "all": 0, "none": n}[outputs], n, dtype=np.int32)
-    rows = np.asarray(outputs, np.int64).reshape(-1)
-    if len(rows) and (rows[0] < 0 or rows[-1] >= n or np.any(np.diff(rows) <= 0)):
-        raise ArgumentError(f"outputs must be ascending rows from 0 to {n - 1}")
-    return rows.astype(np.int32)
+    def __exit__(self, *exc: object) -> None:
+        self._lock.release()

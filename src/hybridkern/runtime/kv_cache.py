@@ -1,7 +1,7 @@
 """The paged KV cache of one set: pages of 128 tokens, shared between sequences until one of them writes.
 
-A page holds the K and V planes of every block, so that one page id, one copy and one count serve the whole model. Memory
-is touched when a page is first written.
+A page holds the K and V planes of every block, so that one page id, one copy and one count serve the whole model.
+Memory is touched when a page is first written.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class KVCache:
         for dim in (spec.head_dim_k, spec.head_dim_v):
             if self.kv_type in ("q8_0", "q4_0") and dim % 32:
                 raise ArgumentError(
-                    f"kv_type {self.kv_type} needs head sizes that 32 divides; block {spec.block} has {dim}: use f16 or f32"
+                    f"kv_type {self.kv_type} needs head sizes that 32 divides; block {spec.block} has {dim}: "
+                    "use f16 or f32"
                 )
 
     def _plane_bytes(self, spec: KVSpec) -> tuple[int, int]:
@@ -107,7 +108,8 @@ class KVCache:
         pages, length = self._of(sequence), self._lengths[sequence]
         if length + n > self.n_ctx:
             raise ContextError(
-                f"the sequence holds {length} tokens and {n} more were asked for, but the context holds {self.n_ctx} (n_ctx)"
+                f"the sequence holds {length} tokens and {n} more were asked for, but the context holds "
+                f"{self.n_ctx} (n_ctx)"
             )
         more = max(0, -(-(length + n) // PAGE) - len(pages))
         shared = n > 0 and length % PAGE != 0 and self._counts[pages[length // PAGE]] > 1

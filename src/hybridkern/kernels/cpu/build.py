@@ -43,7 +43,7 @@ def padded(n: int, multiple: int = ALIGN) -> int:
 
 
 class TapeBuilder:
-    """One tape for steps of at most max_rows tokens and max_outputs outputs. `logits`: the buffer that slots provide."""
+    """One tape for steps of at most max_rows tokens and max_outputs outputs; slots provide the buffer `logits`."""
 
     def __init__(
         self,
@@ -110,7 +110,11 @@ class TapeBuilder:
             sizes["x"] = self._memory(n * sizes["x_stride"] * 4)
         else:
             block = 256 if act.kind == ACT_Q8_256 else 32
-            sizes = {"codes_stride": padded(K, 64), "scales_stride": padded(K // block), "sums_stride": padded(K // 16, 32)}
+            sizes = {
+                "codes_stride": padded(K, 64),
+                "scales_stride": padded(K // block),
+                "sums_stride": padded(K // 16, 32),
+            }
             sizes["codes"] = self._memory(n * sizes["codes_stride"])
             sizes["scales"] = self._memory(n * sizes["scales_stride"] * 4)
             sizes["sums"] = self._memory(n * sizes["sums_stride"] * 2)
@@ -156,7 +160,9 @@ class TapeBuilder:
             raise KernelError(f"{w.name} has rows of {w.cols} values, the buffer holds {f.op.out.width}")
         raw = self.tape.own(w.data)
         row_bytes = raw.strides[0]
-        self.tape.embed(f.sync, self._view(f.op.out), FORMATS[w.type][0], raw.ctypes.data, row_bytes, w.rows, f.op.params["scale"])
+        self.tape.embed(
+            f.sync, self._view(f.op.out), FORMATS[w.type][0], raw.ctypes.data, row_bytes, w.rows, f.op.params["scale"]
+        )
 
     def _add_angles(self, f: Fused) -> None:
         assert f.op is not None
@@ -168,7 +174,9 @@ class TapeBuilder:
         if x.width != f.op.out.width or x.width > MAX_NORM_WIDTH:
             raise KernelError(f"RMS norm of {x.name} ({x.width} values) into {f.op.out.name} ({f.op.out.width})")
         at = self._array(weight, x.width)
-        self.tape.norm(f.sync, self._view(f.op.out), self._view(x), self._view(add), at, f.op.params["eps"], self._emit(f))
+        self.tape.norm(
+            f.sync, self._view(f.op.out), self._view(x), self._view(add), at, f.op.params["eps"], self._emit(f)
+        )
 
     def _add_matmul(self, f: Fused) -> None:
         K = f.products[0].args[0].width
@@ -176,7 +184,9 @@ class TapeBuilder:
         for p in f.products:
             x, w, bias, add = p.args
             if w.cols != K or p.out.width != w.rows:
-                raise KernelError(f"{w.name} is {w.rows} x {w.cols}: {x.name} has {K} values, {p.out.name} {p.out.width}")
+                raise KernelError(
+                    f"{w.name} is {w.rows} x {w.cols}: {x.name} has {K} values, {p.out.name} {p.out.width}"
+                )
             act = self._act(Act(Span.of(x), FORMATS[w.type][4]))
             at, panels = self._array(bias, w.rows), self._weights.address(w)
             staged = self._is_staged(p.out, add)
@@ -219,7 +229,15 @@ class TapeBuilder:
         heads, stride = self._partial
         self._partial = max(heads, n_head), max(stride, padded(kv.head_dim_v) + ALIGN)
         self.tape.attend(
-            f.sync, self._view(out), self._view(q), self._kv(kv), n_head, p["scale"], p["window"], p["softcap"], self._emit(f)
+            f.sync,
+            self._view(out),
+            self._view(q),
+            self._kv(kv),
+            n_head,
+            p["scale"],
+            p["window"],
+            p["softcap"],
+            self._emit(f),
         )
 
     def _add_elements(self, f: Fused) -> None:

@@ -2,8 +2,8 @@
 
 Rules, all within one list of operations:
 - consecutive products with the same input are one group, which shares its quantised input and one space of tasks;
-- the input of a group is quantised where it is produced (norm, glu, add, attention, ...), once per kind of activation, and
-  by an operation of its own only where the producer cannot;
+- the input of a group is quantised where it is produced (norm, glu, add, attention, ...), once per kind of activation,
+  and by an operation of its own only where the producer cannot;
 - head norm, rotation and the store of keys and values are one operation over heads.
 
 An operation needs a barrier in front of it if it touches what another one since the last barrier wrote, or writes what
@@ -261,9 +261,7 @@ def _can_emit(f: Fused, act: Act) -> bool:
 
 def _conflict(a: Iterable[Hashable], b: Iterable[Hashable]) -> bool:
     right = list(b)
-    return any(
-        x.overlaps(y) if isinstance(x, Span) and isinstance(y, Span) else x == y for x in a for y in right
-    )
+    return any(x.overlaps(y) if isinstance(x, Span) and isinstance(y, Span) else x == y for x in a for y in right)
 
 
 def _set_barriers(fused: list[Fused]) -> None:
