@@ -52,7 +52,9 @@ def read_bandwidth(tmp: Path) -> float:
     (tmp / "read.c").write_text(READ)
     import subprocess
 
-    subprocess.run(["gcc", "-O3", "-march=native", "-shared", "-fPIC", tmp / "read.c", "-o", tmp / "read.so"], check=True)
+    subprocess.run(
+        ["gcc", "-O3", "-march=native", "-shared", "-fPIC", tmp / "read.c", "-o", tmp / "read.so"], check=True
+    )
     f = ctypes.CDLL(str(tmp / "read.so")).read_sum
     f.argtypes = [ctypes.c_void_p, ctypes.c_long]
     data = np.ones(32 << 20, np.uint64)
@@ -95,7 +97,9 @@ def main() -> None:
             for n in args.columns:
                 p = ctypes.addressof(a)
                 if n == 1:
-                    s = median_seconds(lambda: gemv(matrix.ctypes.data, panels * copies, k, p, out.ctypes.data), args.seconds)
+                    s = median_seconds(
+                        lambda: gemv(matrix.ctypes.data, panels * copies, k, p, out.ctypes.data), args.seconds
+                    )
                     line += f"{len(matrix) / s / 1e9:8.1f}"
                 else:
                     reps = copies if n < 16 else 1

@@ -12,7 +12,6 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
-SIMDE = Path("/usr/include/simde/x86/avx512.h")
 CFLAGS = ["-std=gnu11", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", f"-I{CSRC}"]
 
 SHIM = r"""
@@ -84,7 +83,7 @@ def built_isas() -> list[str]:
 
 
 def compile_library(tmp: Path, isas: list[str], emulate: bool) -> Path:
-    """Every kernel source of `isas` in one library; emulate: through SIMDe instead of the instruction sets' own flags."""
+    """Every kernel source of `isas` in one library; emulate: on AVX2 alone."""
     flags, defines = isa_flags(), [f"-DHK_BUILT_{isa.upper()}" for isa in isas if not emulate]
     table = ",".join(f'{{"{isa}", hk_fill_quant_{isa}}}' for isa in isas)
     stubs = "\n".join(f"void hk_fill_float_{isa}(hk_cpu_set *set) {{ (void)set; }}" for isa in isas)
@@ -93,7 +92,7 @@ def compile_library(tmp: Path, isas: list[str], emulate: bool) -> Path:
     jobs = [(shim, []), (CSRC / "cpu/hk_cpu.c", defines)]
     jobs += [(path, []) for path in sorted((CSRC / "formats").glob("*.c"))]
     jobs += [(CSRC / "cpu/scalar" / name, []) for name in ("quant.c", "dequant.c")]
-    native = ["-O1", "-mavx2", "-mfma", "-mf16c", "-w", f"-I{Path(__file__).parent / 'simde'}"]
+    native = ["-O1", "-mavx2", "-mfma", "-mf16c", "-w", f"-I{Path(__file__).parent / 'emulated'}"]
     for isa in isas:
         if isa != "scalar":
             jobs.append((CSRC / "cpu" / isa / "quant.c", native if emulate else flags[isa]))
