@@ -86,13 +86,15 @@ typedef struct hk_float_ops {
      *            V codes int8 [HK_PAGE][head_dim], then fp16 scales [HK_PAGE][head_dim / 32]
      *   q4_0:    the same with two codes a byte: K byte [i][t] holds dimensions 2i (low nibble) and 2i + 1; V byte [t][i] holds
      *            dimensions 2i and 2i + 1; code + 8 is stored
-     * quantisation as GGUF's Q8_0 and Q4_0 define it. */
+     * quantisation as GGUF's Q8_0 and Q4_0 define it: codes come from the scale before it is rounded to fp16; a block with
+     * a NaN or an infinity gets a NaN scale. head_dim is a multiple of 32 for q8_0 and q4_0, any number for f16 and f32. */
     void (*kv_store_k)(int kv_type, void *plane, int64_t head_dim, int64_t slot, const float *k);
     void (*kv_store_v)(int kv_type, void *plane, int64_t head_dim, int64_t slot, const float *v);
     /* Scores and sums of n_q query vectors of one KV head against tokens [t0, t1) of one page: continues the running
      * (max, sum, acc) of an online softmax. Row i sees only tokens t in [lo[i], hi[i]) of the page. q is pre-scaled; cap > 0
-     * applies cap * tanh(s / cap). acc [n_q][head_dim_v], m and l [n_q]. Rows are independent of each other to the bit.
-     * scratch: HK_ATTN_SCRATCH bytes, 64-byte aligned. */
+     * applies cap * tanh(s / cap). acc [n_q][head_dim_v], m and l [n_q]; at first m = -inf, l = 0, acc = 0. Rows are
+     * independent of each other to the bit, a row with lo >= hi is left as it is, and memory of tokens that no row sees may
+     * hold anything. Head dimensions up to 896. scratch: HK_ATTN_SCRATCH bytes, 64-byte aligned. */
     void (*attend_page)(int kv_type, const void *k_plane, const void *v_plane, int64_t head_dim_k, int64_t head_dim_v,
                         const float *q, int64_t q_stride, int64_t n_q, const int32_t *lo, const int32_t *hi, float cap,
                         float *m, float *l, float *acc, int64_t acc_stride, void *scratch);
