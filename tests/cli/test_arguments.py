@@ -113,6 +113,24 @@ def test_a_file_that_is_no_model(command, tmp_path, name):
     assert "Traceback" in command(name, "-m", path, *words, "--verbose")[2]
 
 
+@pytest.mark.parametrize("size", [0, 3, 24, 500, 9000, 60_000, 400_000])
+def test_a_file_that_is_cut_short(command, tiny_path, tmp_path, size):
+    path = tmp_path / "cut.gguf"
+    with open(tiny_path, "rb") as whole:
+        path.write_bytes(whole.read(size))
+    status, out, err = command("generate", "-m", path, "-p", "x", "-n", "1")
+    assert status == 1
+    assert out == ""
+    assert "cut.gguf" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_wrong_digest(command, tiny_path):
+    status, _, err = command("generate", "-m", tiny_path, "-p", "x", "-n", "1", "--sha256", "0" * 64)
+    assert status == 1
+    assert "SHA-256" in err or "sha256" in err
+
+
 def test_dry_run_shows_sizes(command, tiny_path):
     status, out, _ = command("generate", "-m", tiny_path, "--dry-run", "-c", "128", "-ctk", "q8_0", "-ctv", "q8_0")
     assert status == 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hybridkern.errors import ArgumentError
 
 from .flags import add_context, add_model, add_sampling, load_arguments, sampling_arguments
-from .terminal import note, waiting, write
+from .terminal import loading, note, write
 from .timing import Clock, timings
 from .values import integer, unescape
 
@@ -94,8 +94,8 @@ def open_model(args: argparse.Namespace, options: dict[str, Any]) -> Model:
     found = locate(args.model, note)
     if found.note:
         note(found.note)
-    with waiting(f"loading {found.path.name}"):
-        return load(found.path, **options)
+    with loading(f"loading {found.path.name}") as progress:
+        return load(found.path, progress=progress, **options)
 
 
 def generation_arguments(args: argparse.Namespace) -> dict[str, Any]:
@@ -119,6 +119,8 @@ def _continue(args: argparse.Namespace, model: Model, prompt: str, clock: Clock)
         write(json.dumps(_record(args, prompt, ids, made, clock), ensure_ascii=False) + "\n")
         return 0
     write("\n")
+    if len(ids) + len(made) > model.n_ctx:
+        note(f"the context of {model.n_ctx} tokens is full; -c sets its size")
     note(timings(clock, len(ids), len(made)))
     return 0
 

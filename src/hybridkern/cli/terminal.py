@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -53,6 +53,20 @@ def waiting(text: str) -> Iterator[None]:
         return
     with console(to_stderr=True).status(text):
         yield
+
+
+@contextlib.contextmanager
+def loading(text: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on a terminal, None elsewhere: a function of the bytes done and in all."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)
+    with Progress(*columns, console=console(to_stderr=True), transient=True) as bar:
+        task = bar.add_task(text, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def size(n: float) -> str:

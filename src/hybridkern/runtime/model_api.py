@@ -6,7 +6,7 @@ import os
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hybridkern.errors import ArgumentError, HybridKernError
@@ -39,6 +39,7 @@ def load(
     mlock: bool = False,
     sha256: str | None = None,
     validate: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Model:
     """Load a GGUF model.
 
@@ -52,6 +53,7 @@ def load(
     mmap, mlock: map the file instead of reading it; keep its pages in memory.
     sha256: refuse the file unless its digest is this.
     validate: read every tensor first and refuse NaN and infinite scales.
+    progress: called with the bytes of weights that were loaded and that there are.
     """
     options = LoadOptions.checked(
         n_ctx=n_ctx,
@@ -66,7 +68,7 @@ def load(
     )
     file = GGUFFile.open(locate(path).path, mmap=mmap, mlock=mlock, sha256=sha256)
     try:
-        return Model(file, options)
+        return Model(file, options, progress)
     except BaseException:
         file.close()
         raise
@@ -81,7 +83,9 @@ def read_vocabulary(path: str | os.PathLike[str]) -> Vocabulary:
 class Model:
     """A loaded model. Close it, or use it in a `with` statement, to give its memory back at once."""
 
-    def __init__(self, file: GGUFFile, options: LoadOptions) -> None:
+    def __init__(
+        self, file: GGUFFile, options: LoadOptions, progress: Callable[[int, int], None] | None = None
+    ) -> None:
         """Use `hybridkern.load`."""
         self.closed = True  # until everything below is there
         self.file = file
@@ -110,6 +114,7 @@ class Model:
             n_batch=options.n_batch,
             n_ubatch=options.n_ubatch,
             kv_type=options.kv_type,
+            progress=progress,
         )
         self.turn = _Turn(self)
         self.orphans: deque[int] = deque()
