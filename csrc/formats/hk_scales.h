@@ -50,17 +50,18 @@ static inline void hk_sub_scales_q3_k(const uint8_t *plane, hk_sub_scales *o) {
 
 static inline void hk_sub_scales_q6_k(const uint8_t *plane, hk_sub_scales *o) { memcpy(o->s, plane + 32, 256); }
 
-/* Scale j: nibble j % 2 of byte j / 2 of scales_l, top 2 bits at 2 j of scales_h; minus 32. The 16-bit words are split into
- * bytes first, or the loops do not vectorise. */
+/* Scales 2 i and 2 i + 1: the nibbles of byte i of scales_l; their top 2 bits at 4 i and 4 i + 2 of scales_h; minus 32. The
+ * 16-bit words are spread into the upper bits first, in 16 bits, because mixed widths do not vectorise. */
 static inline void hk_sub_scales_iq4_xs(const uint8_t *plane, hk_sub_scales *o) {
-    const uint8_t(*l)[16] = (const uint8_t(*)[16])(plane + 64);
-    uint8_t h[2][16];
-    HK_ROWS h[0][r] = plane[32 + 2 * r];
-    HK_ROWS h[1][r] = plane[33 + 2 * r];
+    uint16_t words[16];
+    uint8_t top[8][16], l[4][16];
+    memcpy(words, plane + 32, 32);
+    memcpy(l, plane + 64, 64);
+    for (int j = 0; j < 8; j++)
+        HK_ROWS top[j][r] = (uint8_t)((uint16_t)((uint16_t)(words[r] >> (2 * j)) << 4) & 48);
     for (int i = 0; i < 4; i++) {
-        int shift = 4 * (i % 2);
-        HK_ROWS o->s[2 * i][r] = (int8_t)((l[i][r] & 15) | ((h[i / 2][r] >> shift) & 3) << 4) - 32;
-        HK_ROWS o->s[2 * i + 1][r] = (int8_t)((l[i][r] >> 4) | ((h[i / 2][r] >> (shift + 2)) & 3) << 4) - 32;
+        HK_ROWS o->s[2 * i][r] = (int8_t)((l[i][r] & 15) | top[2 * i][r]) - 32;
+        HK_ROWS o->s[2 * i + 1][r] = (int8_t)((l[i][r] >> 4) | top[2 * i + 1][r]) - 32;
     }
 }
 

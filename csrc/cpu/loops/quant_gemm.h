@@ -55,26 +55,34 @@ static void hk_run_tile(const hk_gemm_plan *f, const hk_tile *w, int rv, const h
     }
 }
 
+/* Columns n0 .. n0 + n of the piece at k. */
+static void hk_stage_columns(const hk_quant *q, const hk_act *a, int64_t n0, int64_t n, int64_t k, int n32, hk_column *o) {
+    for (int64_t i = 0; i < n; i++)
+        hk_stage_column(q, a, n0 + i, k, n32, o + i);
+}
+
 static void hk_gemm_quant(const hk_gemm_plan *f, const uint8_t *panels, int64_t n_panels, int64_t K, const hk_act *a,
                           int64_t n_cols, float *out, int64_t stride, void *scratch) {
     hk_tile *tiles = scratch;
     hk_column *columns = (hk_column *)(tiles + HK_BLOCK_TILES);
-    const int64_t panel_bytes = hk_panel_bytes(f->type, K);
-    /* with few columns the matrix is the traffic: keep to one sequential stream */
-    const int64_t block_panels = (n_cols <= 16 ? 1 : HK_BLOCK_TILES) * HK_TILE_PANELS;
+    const int64_t panel_bytes = hk_panel_bytes(f->type, K), n_pieces = (K + HK_PIECE - 1) / HK_PIECE;
+    /* few columns: all their pieces are staged once, and the matrix, which is the traffic, is one sequential stream */
+    const int once = n_cols * n_pieces <= HK_BLOCK_COLUMNS;
+    const int64_t block_panels = (once ? 1 : HK_BLOCK_TILES) * HK_TILE_PANELS;
     for (int64_t p0 = 0; p0 < n_panels; p0 += block_panels)
         for (int64_t n0 = 0; n0 < n_cols; n0 += HK_BLOCK_COLUMNS) {
             const int64_t n = n_cols - n0 < HK_BLOCK_COLUMNS ? n_cols - n0 : HK_BLOCK_COLUMNS;
             const int64_t p1 = n_panels - p0 < block_panels ? n_panels : p0 + block_panels;
             for (int64_t k = 0; k < K; k += HK_PIECE) {
                 const int n32 = K - k < HK_PIECE ? (int)(K - k) / 32 : HK_PIECE / 32;
-                for (int64_t i = 0; i < n; i++)
-                    hk_stage_column(f->q, a, n0 + i, k, n32, columns + i);
+                hk_column *staged = once ? columns + k / HK_PIECE * n : columns;
+                if (!once || p0 == 0)
+                    hk_stage_columns(f->q, a, n0, n, k, n32, staged);
                 for (int64_t p = p0; p < p1; p += HK_TILE_PANELS) {
                     const int in_tile = p1 - p < HK_TILE_PANELS ? (int)(p1 - p) : HK_TILE_PANELS;
                     hk_tile *tile = tiles + (p - p0) / HK_TILE_PANELS;
                     hk_stage_tile(f, panels + p * panel_bytes, in_tile, K, k, n32, tile);
-                    hk_run_tile(f, tile, in_tile * HK_PV, columns, n, n32, out + n0 * stride + p * HK_PANEL, stride, k == 0);
+                    hk_run_tile(f, tile, in_tile * HK_PV, staged, n, n32, out + n0 * stride + p * HK_PANEL, stride, k == 0);
                 }
             }
         }
