@@ -57,7 +57,7 @@ def generate(model: hk.Model, n: int) -> float:
 
 def measure(model: hk.Model, n: int, rounds: int) -> tuple[list[float], list[float]]:
     """Microseconds a token outside of the step call and inside of it, for each round."""
-    owner, name, method = model.engine, "_program", "decode"  # the one call into C of a greedy token
+    owner, name, method = model.engine._stepper, "program", "decode"  # the one call into C of a greedy token
     inner = getattr(owner, name)
     outside, inside = [], []
     generate(model, n)
