@@ -1,4 +1,4 @@
-"""One thread: GB/s of matrix-vector and GMAC/s of matrix-matrix products per quantised format, beside the machine's peaks.
+"""One thread: GB/s of matrix-vector, GMAC/s of matrix-matrix products per quantised format, and the machine's peaks.
 
 python bench/kernels_quick.py [--isa avx2] [--columns 1 2 4 8 32 512] [--rows 4096] [--cols 4096] [format ...]
 Column 1 is the matrix-vector kernel in GB/s over a matrix larger than the caches; the others are GMAC/s.
@@ -14,13 +14,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/kernels"))
-from quant_lib import GEMM, GEMV, QUANTS, Activations, Library, aligned, built_isas, compile_library  # noqa: E402
-from quant_reference import random_raw  # noqa: E402
+from quant_lib import GEMM, GEMV, QUANTS, Activations, Format, Library, aligned, built_isas, compile_library
+from quant_reference import random_raw
 
 PEAKS = r"""
 #include <immintrin.h>
@@ -80,6 +81,52 @@ def peaks(tmp: Path) -> tuple[float, float]:
     return read / 1e9, multiply / 1e9
 
 
+@dataclass
+class Case:
+    """One format: a matrix of many copies, larger than the caches, and its activations."""
+
+    lib: Library
+    isa: str
+    f: Format
+    rows: int
+    k: int
+    n_max: int
+
+    def __post_init__(self) -> None:
+        rng, blocks = np.random.default_rng(0), self.k // self.f.block
+        self.raw = random_raw(self.f.lower, rng, 256, blocks, self.f.bytes)
+        packed = self.lib.pack(self.f, np.tile(self.raw, (self.rows // 256, 1)), self.k)[:-64]
+        self.bytes, self.copies = len(packed), max(1, (96 << 20) // len(packed))
+        self.matrix = aligned(self.copies * self.bytes)
+        self.matrix.reshape(self.copies, -1)[:] = packed
+        codes = rng.integers(-127, 128, (self.n_max, self.k), dtype=np.int8)
+        self.act = Activations.of(codes, np.full((self.n_max, blocks), 0.01, np.float32))
+        self.struct = self.act.struct()
+        self.out = aligned(4 * max(self.n_max, self.copies) * (self.rows + 16))
+        self.gemv = GEMV(self.lib.dll.hkt_kernel(self.lib.sets[self.isa], self.f.index, 0))
+        self.gemm = GEMM(self.lib.dll.hkt_kernel(self.lib.sets[self.isa], self.f.index, 1))
+
+    def multiply(self, n: int) -> None:
+        """The whole of it by one column; by a few; or one copy by many."""
+        a, out, panels = ctypes.addressof(self.struct), self.out.ctypes.data, self.rows // 16
+        if n == 1:
+            self.gemv(self.matrix.ctypes.data, panels * self.copies, self.k, a, out)
+            return
+        for c in range(self.copies if n < 16 else 1):
+            w = self.matrix.ctypes.data + c * self.bytes
+            self.gemm(w, panels, self.k, a, n, out, self.rows + 16, self.lib.scratch.ctypes.data)
+
+    def rate(self, n: int, seconds: float) -> float:
+        """GB/s of one column, GMAC/s of several."""
+        s = median_seconds(lambda: self.multiply(n), seconds)
+        if n == 1:
+            return len(self.matrix) / s / 1e9
+        return (self.copies if n < 16 else 1) * self.rows * self.k * n / s / 1e9
+
+    def pack_rate(self) -> float:
+        return self.raw.nbytes / median_seconds(lambda: self.lib.pack(self.f, self.raw, self.k), 0.05) / 1e9
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("formats", nargs="*", default=list(QUANTS))
@@ -89,51 +136,17 @@ def main() -> None:
     parser.add_argument("--cols", type=int, default=4096)
     parser.add_argument("--seconds", type=float, default=0.5)
     args = parser.parse_args()
-    rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as name:
         tmp = Path(name)
         lib = Library(compile_library(tmp, built_isas(), False), built_isas(), False)
         isa = args.isa or list(lib.sets)[-1]
-        print(
-            "{}, one core: reads {:.1f} GB/s, multiplies {:.1f} GMAC/s; n = 1: GB/s, else GMAC/s".format(
-                isa, *peaks(tmp)
-            )
-        )
+        read, multiply = peaks(tmp)
+        print(f"{isa}, one core: reads {read:.1f} GB/s, multiplies {multiply:.1f} GMAC/s; n = 1: GB/s, else GMAC/s")
         print(f"{'':8}" + "".join(f"{n:>8}" for n in args.columns) + "    pack GB/s")
-        for f in (QUANTS[x] for x in args.formats):
-            k, blocks = args.cols, args.cols // f.block
-            raw = random_raw(f.lower, rng, 256, blocks, f.bytes)
-            packed = lib.pack(f, np.tile(raw, (args.rows // 256, 1)), k)[:-64]
-            pack_s = median_seconds(lambda f=f, raw=raw, k=k: lib.pack(f, raw, k), 0.05)
-            copies = max(1, (96 << 20) // len(packed))
-            matrix = aligned(copies * len(packed))
-            for c in range(copies):
-                matrix[c * len(packed) : (c + 1) * len(packed)] = packed
-            n_max = max(args.columns)
-            codes = rng.integers(-127, 128, (n_max, k), dtype=np.int8)
-            act = Activations.of(codes, np.full((n_max, blocks), 0.01, np.float32))
-            a, panels = act.struct(), args.rows // 16
-            out = aligned(4 * max(n_max, copies) * (args.rows + 16))
-            gemv = GEMV(lib.dll.hkt_kernel(lib.sets[isa], f.index, 0))
-            gemm = GEMM(lib.dll.hkt_kernel(lib.sets[isa], f.index, 1))
-            line = f"{f.lower:8}"
-            for n in args.columns:
-                p = ctypes.addressof(a)
-                if n == 1:
-                    s = median_seconds(
-                        lambda: gemv(matrix.ctypes.data, panels * copies, k, p, out.ctypes.data), args.seconds
-                    )
-                    line += f"{len(matrix) / s / 1e9:8.1f}"
-                else:
-                    reps = copies if n < 16 else 1
-
-                    def run() -> None:
-                        for c in range(reps):
-                            w = matrix.ctypes.data + c * len(packed)
-                            gemm(w, panels, k, p, n, out.ctypes.data, args.rows + 16, lib.scratch.ctypes.data)
-
-                    line += f"{reps * args.rows * k * n / median_seconds(run, args.seconds) / 1e9:8.1f}"
-            print(f"{line}{raw.nbytes / pack_s / 1e9:10.2f}", flush=True)
+        for f in args.formats:
+            case = Case(lib, isa, QUANTS[f], args.rows, args.cols, max(args.columns))
+            rates = "".join(f"{case.rate(n, args.seconds):8.1f}" for n in args.columns)
+            print(f"{f:8}{rates}{case.pack_rate():10.2f}", flush=True)
 
 
 if __name__ == "__main__":

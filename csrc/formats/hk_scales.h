@@ -50,18 +50,33 @@ static inline void hk_sub_scales_q3_k(const uint8_t *plane, hk_sub_scales *o) {
 
 static inline void hk_sub_scales_q6_k(const uint8_t *plane, hk_sub_scales *o) { memcpy(o->s, plane + 32, 256); }
 
-/* Scales 2 i and 2 i + 1: the nibbles of byte i of scales_l; their top 2 bits at 4 i and 4 i + 2 of scales_h; minus 32. The
- * 16-bit words are spread into the upper bits first, in 16 bits, because mixed widths do not vectorise. */
+/* The even bytes of x, side by side. */
+static inline uint64_t hk_even_bytes(uint64_t x) {
+    x &= 0x00ff00ff00ff00ffull;
+    x = (x | x >> 8) & 0x0000ffff0000ffffull;
+    return (x | x >> 16) & 0xffffffffull;
+}
+
+/* Scale j: nibble j % 2 of byte j / 2 of scales_l; its top 2 bits at 2 j of scales_h; minus 32, which is a sign
+ * extension from bit 5 after that bit is flipped. Eight rows in a 64-bit word: loops over bytes and 16-bit words
+ * together do not vectorise, and were half of the kernel. */
 static inline void hk_sub_scales_iq4_xs(const uint8_t *plane, hk_sub_scales *o) {
-    uint16_t words[16];
-    uint8_t top[8][16], l[4][16];
-    memcpy(words, plane + 32, 32);
-    memcpy(l, plane + 64, 64);
-    for (int j = 0; j < 8; j++)
-        HK_ROWS top[j][r] = (uint8_t)((uint16_t)((uint16_t)(words[r] >> (2 * j)) << 4) & 48);
-    for (int i = 0; i < 4; i++) {
-        HK_ROWS o->s[2 * i][r] = (int8_t)((l[i][r] & 15) | top[2 * i][r]) - 32;
-        HK_ROWS o->s[2 * i + 1][r] = (int8_t)((l[i][r] >> 4) | top[2 * i + 1][r]) - 32;
+    const uint64_t bit5 = 0x2020202020202020ull;
+    for (int half = 0; half < 2; half++) {
+        uint64_t a, b, l[4];
+        memcpy(&a, plane + 32 + 16 * half, 8);
+        memcpy(&b, plane + 40 + 16 * half, 8);
+        uint64_t h[2] = {hk_even_bytes(a) | hk_even_bytes(b) << 32, hk_even_bytes(a >> 8) | hk_even_bytes(b >> 8)
+                                                                                                << 32};
+        for (int i = 0; i < 4; i++)
+            memcpy(&l[i], plane + 64 + 16 * i + 8 * half, 8);
+        for (int j = 0; j < 8; j++) {
+            uint64_t x = l[j / 2] >> (4 * (j % 2)) & 0x0f0f0f0f0f0f0f0full;
+            x |= (h[j / 4] >> (2 * (j % 4)) & 0x0303030303030303ull) << 4;
+            x ^= bit5;
+            x |= (x & bit5) << 1 | (x & bit5) << 2;
+            memcpy(&o->s[j][8 * half], &x, 8);
+        }
     }
 }
 

@@ -117,7 +117,7 @@ def integer_sums(w: Blocks, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray |
 
 
 def _fma(f: np.ndarray, x: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """float32 fma. The product is exact in 64 bits of mantissa; where the sum is not, and looks like a tie, the lost part
+    """float32 fma. The product is exact in 64 bits; where the sum is not and looks like a tie, the lost part
     decides."""
     p, c80 = f.astype(np.longdouble) * x.astype(np.longdouble), c.astype(np.longdouble)
     s = p + c80

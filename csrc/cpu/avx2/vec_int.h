@@ -43,8 +43,8 @@ HK_INLINE vi vi_rows32(const int8_t *p, int half) {
 HK_INLINE vi vi_rows16x2(const int8_t *p, int half) {
     const char o = (char)0x80; /* each byte goes to the top of two int16 lanes, and comes down with its sign */
     const char b = (char)(8 * half);
-    vi pick = _mm256_setr_epi8(o, b, o, b, o, b + 1, o, b + 1, o, b + 2, o, b + 2, o, b + 3, o, b + 3, o, b + 4, o, b + 4,
-                               o, b + 5, o, b + 5, o, b + 6, o, b + 6, o, b + 7, o, b + 7);
+    vi pick = _mm256_setr_epi8(o, b, o, b, o, b + 1, o, b + 1, o, b + 2, o, b + 2, o, b + 3, o, b + 3, o, b + 4, o,
+                               b + 4, o, b + 5, o, b + 5, o, b + 6, o, b + 6, o, b + 7, o, b + 7);
     vi x = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
     return vi_sar16(_mm256_shuffle_epi8(x, pick), 8);
 }
@@ -54,7 +54,8 @@ HK_INLINE vi vi_pairs(const uint8_t *a, const uint8_t *b, int half) {
     return _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(x, y));
 }
 
-/* x, computed here and now: compilers regroup integer sums and sink them behind the next loads, and then spill products */
+/* x, computed here and now: compilers regroup integer sums and sink them behind the next loads, and then spill products
+ */
 HK_INLINE vi vi_pin(vi x) {
     __asm__("" : "+x"(x));
     return x;

@@ -1,5 +1,5 @@
-/* AVX-512 (F, BW, DQ, VL) for the width-generic loops: a vector is the 16 rows of a panel. Same names as avx2/vec_int.h; `half`
- * is always 0. */
+/* AVX-512 (F, BW, DQ, VL) for the width-generic loops: a vector is the 16 rows of a panel. Same names as
+ * avx2/vec_int.h; `half` is always 0. */
 #ifndef HK_VEC_INT_H
 #define HK_VEC_INT_H
 
@@ -51,7 +51,8 @@ HK_INLINE vi vi_pairs(const uint8_t *a, const uint8_t *b, int half) {
     return _mm512_cvtepu8_epi16(xy);
 }
 
-/* x, computed here and now: compilers regroup integer sums and sink them behind the next loads, and then spill products */
+/* x, computed here and now: compilers regroup integer sums and sink them behind the next loads, and then spill products
+ */
 HK_INLINE vi vi_pin(vi x) {
 #ifndef HK_NO_PIN /* set where intrinsics are emulated */
     __asm__("" : "+v"(x));

@@ -1,7 +1,7 @@
-/* Multiplying with VNNI: vpdpbusd adds 4 products of unsigned weights and signed activations to an int32 lane per row, so a
- * whole sub-block runs without a flush, and vpmulld applies its scale. Signed weights (Q8_0, IQ4_*) are stored with 128 added
- * and become formats with a zero point of 128. A zero point is the start of the accumulator, -zero * (sum of activations), and
- * costs nothing; biasing the activations instead would need a second copy of them. */
+/* Multiplying with VNNI: vpdpbusd adds 4 products of unsigned weights and signed activations to an int32 lane per row,
+ * so a whole sub-block runs without a flush, and vpmulld applies its scale. Signed weights (Q8_0, IQ4_*) are stored
+ * with 128 added and become formats with a zero point of 128. A zero point is the start of the accumulator, -zero *
+ * (sum of activations), and costs nothing; biasing the activations instead would need a second copy of them. */
 #ifndef HK_MAC_H
 #define HK_MAC_H
 

@@ -1,8 +1,6 @@
-/* The kernels of every quantised format for the instruction set of the including file, which has included its vec_int.h and
- * one of mac_madd.h and mac_dot.h, and has defined
- *   HK_ISA               its name
- *   HK_NC_LIST(X, f, r)  X(nc, f, r) for each width of its micro-kernels, descending, the last one 1
- *   HK_NC_MAX            the largest of them */
+/* The kernels of every quantised format for the instruction set of the including file, which has included its vec_int.h
+ * and one of mac_madd.h and mac_dot.h, and has defined HK_ISA               its name HK_NC_LIST(X, f, r)  X(nc, f, r)
+ * for each width of its micro-kernels, descending, the last one 1 HK_NC_MAX            the largest of them */
 #include "cpu/loops/quant_gemm.h"
 #include "cpu/loops/quant_gemv.h"
 

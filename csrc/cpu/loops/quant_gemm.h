@@ -4,9 +4,9 @@
  *     stage the columns (L2), stage the tiles (L1 / L2)
  *     for each tile: for each group of columns: micro-kernel, results accumulate in `out`
  *
- * A tile of 16 or 32 rows stays in the first cache while the columns stream past it; 128 rows share the staging of the columns.
- * Pieces ascend within a result, which fixes the order of rounding whatever the blocking: a column has the bits that
- * the matrix-vector product gives it. */
+ * A tile of 16 or 32 rows stays in the first cache while the columns stream past it; 128 rows share the staging of the
+ * columns. Pieces ascend within a result, which fixes the order of rounding whatever the blocking: a column has the
+ * bits that the matrix-vector product gives it. */
 #ifndef HK_QUANT_GEMM_H
 #define HK_QUANT_GEMM_H
 
@@ -42,8 +42,8 @@ static void hk_stage_tile(const hk_gemm_plan *f, const uint8_t *panels, int n_pa
     }
 }
 
-static void hk_run_tile(const hk_gemm_plan *f, const hk_tile *w, int rv, const hk_column *a, int64_t n, int n32, float *out,
-                        int64_t stride, int first) {
+static void hk_run_tile(const hk_gemm_plan *f, const hk_tile *w, int rv, const hk_column *a, int64_t n, int n32,
+                        float *out, int64_t stride, int first) {
     int i = 0;
     while (n) {
         while (hk_widths[i] > n)
@@ -56,7 +56,8 @@ static void hk_run_tile(const hk_gemm_plan *f, const hk_tile *w, int rv, const h
 }
 
 /* Columns n0 .. n0 + n of the piece at k. */
-static void hk_stage_columns(const hk_quant *q, const hk_act *a, int64_t n0, int64_t n, int64_t k, int n32, hk_column *o) {
+static void hk_stage_columns(const hk_quant *q, const hk_act *a, int64_t n0, int64_t n, int64_t k, int n32,
+                             hk_column *o) {
     for (int64_t i = 0; i < n; i++)
         hk_stage_column(q, a, n0 + i, k, n32, o + i);
 }
@@ -82,7 +83,8 @@ static void hk_gemm_quant(const hk_gemm_plan *f, const uint8_t *panels, int64_t 
                     const int in_tile = p1 - p < HK_TILE_PANELS ? (int)(p1 - p) : HK_TILE_PANELS;
                     hk_tile *tile = tiles + (p - p0) / HK_TILE_PANELS;
                     hk_stage_tile(f, panels + p * panel_bytes, in_tile, K, k, n32, tile);
-                    hk_run_tile(f, tile, in_tile * HK_PV, staged, n, n32, out + n0 * stride + p * HK_PANEL, stride, k == 0);
+                    hk_run_tile(f, tile, in_tile * HK_PV, staged, n, n32, out + n0 * stride + p * HK_PANEL, stride,
+                                k == 0);
                 }
             }
         }

@@ -1,9 +1,10 @@
-/* Matrix times one column, straight from the packed planes: the kernel of decoding, meant to run at the speed of memory.
+/* Matrix times one column, straight from the packed planes: the kernel of decoding, meant to run at the speed of
+ * memory.
  *
- * A lane is a row, so there is no horizontal sum; the activation is a 4-byte broadcast from the first cache; a panel is one
- * stream of codes and one of scales, both sequential. Per block: decode the scales to bytes, then per 32 weights unpack in
- * registers, multiply, flush, and close the block in float as hk_packed.h says. Prefetching goes HK_PREFETCH bytes ahead,
- * because hardware streams stop at page borders. */
+ * A lane is a row, so there is no horizontal sum; the activation is a 4-byte broadcast from the first cache; a panel is
+ * one stream of codes and one of scales, both sequential. Per block: decode the scales to bytes, then per 32 weights
+ * unpack in registers, multiply, flush, and close the block in float as hk_packed.h says. Prefetching goes HK_PREFETCH
+ * bytes ahead, because hardware streams stop at page borders. */
 #ifndef HK_QUANT_GEMV_H
 #define HK_QUANT_GEMV_H
 
@@ -32,8 +33,8 @@ HK_INLINE void hk_load_act(const hk_quant *q, const hk_act *a, int64_t b, hk_blo
 }
 
 /* sum += scale * dot over the 32 weights of chunk c, already unpacked. */
-HK_INLINE vi hk_dot_chunk(const hk_quant *q, const vi *w, const hk_block_act *a, const hk_sub_scales *s, int c, int half,
-                          vi sum) {
+HK_INLINE vi hk_dot_chunk(const hk_quant *q, const vi *w, const hk_block_act *a, const hk_sub_scales *s, int c,
+                          int half, vi sum) {
     const int run = hk_run(q), groups = q->sub / 4;
     HK_UNROLL
     for (int t0 = 0; t0 < 8; t0 += run) {

@@ -1,13 +1,14 @@
-/* The micro-kernels of matrix times many columns, one per operand class (not per format): a tile of rv vectors of rows times nc
- * columns over a piece of 256 weights. Everything is staged (quant_stage.h): a k-group costs rv loads of weights and nc
- * broadcasts for rv * nc multiplications.
+/* The micro-kernels of matrix times many columns, one per operand class (not per format): a tile of rv vectors of rows
+ * times nc columns over a piece of 256 weights. Everything is staged (quant_stage.h): a k-group costs rv loads of
+ * weights and nc broadcasts for rv * nc multiplications.
  *
- * int32 sums (formats with integer scales) or float results (32-weight formats) live beside the short accumulators; where
- * registers run out the compiler keeps them in the first cache, which costs one load and store per flush.
+ * int32 sums (formats with integer scales) or float results (32-weight formats) live beside the short accumulators;
+ * where registers run out the compiler keeps them in the first cache, which costs one load and store per flush.
  *
- * Signed 8-bit weights without VNNI: int16 weights times int16 activations, split into even and odd bytes at staging. Moving the
- * sign to the activation, as the matrix-vector product does, needs as many operations per product, but they crowd the
- * multiplier ports; and int16 weights have room for the integer scale of IQ4_XS, so that it is never flushed. */
+ * Signed 8-bit weights without VNNI: int16 weights times int16 activations, split into even and odd bytes at staging.
+ * Moving the sign to the activation, as the matrix-vector product does, needs as many operations per product, but they
+ * crowd the multiplier ports; and int16 weights have room for the integer scale of IQ4_XS, so that it is never flushed.
+ */
 #ifndef HK_QUANT_MICRO_H
 #define HK_QUANT_MICRO_H
 
@@ -39,7 +40,8 @@ HK_INLINE void hk_micro_sub(const hk_quant *q, const hk_tile *w, const hk_column
         hk_micro_run(w->codes, a, j * groups + t, run, rv, nc, acc);
         HK_UNROLL
         for (int i = 0; i < rv * nc; i++)
-            sum[i] = q->block == 256 ? hk_flush_scaled(sum[i], acc[i], w->scale[j * rv + i / nc]) : hk_flush(sum[i], acc[i]);
+            sum[i] =
+                q->block == 256 ? hk_flush_scaled(sum[i], acc[i], w->scale[j * rv + i / nc]) : hk_flush(sum[i], acc[i]);
     }
 }
 

@@ -1,5 +1,6 @@
 /* Staging for matrix times many columns: a tile of rows and a column, each for a piece of 256 weights along the row, as
- * the micro-kernel reads them. Unpacking is paid once per tile and column block, and its cost vanishes over the columns.
+ * the micro-kernel reads them. Unpacking is paid once per tile and column block, and its cost vanishes over the
+ * columns.
  *
  * Columns are copied because rows of K codes a power of two apart fall into few cache sets. */
 #ifndef HK_QUANT_STAGE_H
@@ -22,7 +23,8 @@ typedef struct hk_tile {
 } hk_tile;
 
 typedef struct hk_column {
-    int32_t codes[HK_PIECE / 4 * 2]; /* k-groups; int16 for signed formats: even bytes, and from the middle on odd bytes */
+    int32_t
+        codes[HK_PIECE / 4 * 2]; /* k-groups; int16 for signed formats: even bytes, and from the middle on odd bytes */
     int32_t start[16], pairs[8];
     float d[8], s[8];
 } hk_column;
@@ -34,8 +36,10 @@ _Static_assert(sizeof(hk_tile) * HK_BLOCK_TILES + sizeof(hk_column) * HK_BLOCK_C
 HK_INLINE vi hk_even16(vi x) { return vi_sar16(vi_shl16(x, 8), 8); }
 HK_INLINE vi hk_odd16(vi x) { return vi_sar16(x, 8); }
 
-/* Codes of one panel: n32 groups of 32 weights. s: integer scales, multiplied into int16 weights (IQ4_XS reaches 32 * 127). */
-HK_INLINE void hk_stage_codes(const hk_quant *q, const uint8_t *codes, int n32, const hk_sub_scales *s, vi *dst, int rv) {
+/* Codes of one panel: n32 groups of 32 weights. s: integer scales, multiplied into int16 weights (IQ4_XS reaches 32 *
+ * 127). */
+HK_INLINE void hk_stage_codes(const hk_quant *q, const uint8_t *codes, int n32, const hk_sub_scales *s, vi *dst,
+                              int rv) {
     const int bytes32 = 16 * q->code_bytes / (q->block / 32);
     vi w[8];
     for (int c = 0; c < n32; c++) {
@@ -61,8 +65,8 @@ HK_INLINE void hk_stage_codes(const hk_quant *q, const uint8_t *codes, int n32, 
 }
 
 /* Scales of one panel, from the sub-scales of a 256-block or from n32 blocks of 32. */
-static void hk_stage_scales(const hk_quant *q, const uint8_t *plane, int n32, const hk_sub_scales *s, hk_tile *o, int at,
-                            int rv) {
+static void hk_stage_scales(const hk_quant *q, const uint8_t *plane, int n32, const hk_sub_scales *s, hk_tile *o,
+                            int at, int rv) {
     for (int h = 0; h < HK_PV; h++, at++) {
         for (int i = 0; i < (q->block == 256 ? 1 : n32); i++) {
             o->d[i * rv + at] = hk_scale_d(q, plane + i * 16 * q->scale_bytes, h);
@@ -84,7 +88,8 @@ static void hk_stage_column(const hk_quant *q, const hk_act *a, int64_t n, int64
     const int16_t *sums = a->sums + n * a->sums_stride + k / 16;
     const float *d = a->scales + n * a->scales_stride + k / q->block;
     const int blocks = 32 * n32 / q->block;
-    for (int i = 0; i < 32 * n32; i += (int)sizeof(vi)) { /* may read 32 bytes past an odd n32: rows end 64-byte aligned */
+    for (int i = 0; i < 32 * n32;
+         i += (int)sizeof(vi)) { /* may read 32 bytes past an odd n32: rows end 64-byte aligned */
         vi x = vi_load(codes + i);
         vi_store((int8_t *)o->codes + i, hk_is_signed(q) ? hk_even16(x) : x);
         if (hk_is_signed(q))

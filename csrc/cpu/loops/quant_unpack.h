@@ -1,14 +1,15 @@
 /* Packed codes -> vectors of one byte per weight, for every format: the planes and tables of hk_quants.def decide.
  *
- * Works on 8 k-groups (32 weights) of one vector of rows at a time, the smallest piece in which every plane is whole. The
- * results are meant to stay in registers (matrix-vector) or to be staged in the first cache (matrix-matrix). */
+ * Works on 8 k-groups (32 weights) of one vector of rows at a time, the smallest piece in which every plane is whole.
+ * The results are meant to stay in registers (matrix-vector) or to be staged in the first cache (matrix-matrix). */
 #ifndef HK_QUANT_UNPACK_H
 #define HK_QUANT_UNPACK_H
 
 #include "cpu/hk_cpu.h"
 #include "formats/hk_scales.h"
 
-#define HK_UNROLL _Pragma("GCC unroll 16")
+#define HK_UNROLL _Pragma("GCC unroll 32") /* must cover the largest tile, or its registers become an array in memory  \
+                                            */
 
 /* Bytes moved towards bit 0 by n bits (n < 0: away), the rest masked off. */
 HK_INLINE vi hk_field(vi x, int n, int mask) {
@@ -59,7 +60,8 @@ HK_INLINE vf hk_scale_m(const uint8_t *plane, int half) {
     return vf_of_half(plane + 32 + 2 * (int)sizeof(vi) / 4 * half);
 }
 
-/* Sums of activations of neighbouring sub-blocks as int16 pairs, to be multiplied with pairs of minima. n32: groups of 32. */
+/* Sums of activations of neighbouring sub-blocks as int16 pairs, to be multiplied with pairs of minima. n32: groups
+ * of 32. */
 HK_INLINE void hk_sum_pairs(const hk_quant *q, const int16_t *sums, int n32, int32_t *pairs) {
     if (q->sub == 16) {
         memcpy(pairs, sums, (size_t)n32 * 4);

@@ -1,6 +1,7 @@
-/* A test-time stand-in for the compiler's immintrin.h: the AVX-512 and VNNI intrinsics that the kernels use, on AVX2 halves, so
- * that every instruction set runs on any machine with AVX2. (SIMDe does the same, but lacks some of these, and kernels as
- * unrolled as these take it minutes to compile.) Exact: no operation here saturates or rounds where the real one does not. */
+/* A test-time stand-in for the compiler's immintrin.h: the AVX-512 and VNNI intrinsics that the kernels use, on AVX2
+ * halves, so that every instruction set runs on any machine with AVX2. (SIMDe does the same, but lacks some of these,
+ * and kernels as unrolled as these take it minutes to compile.) Exact: no operation here saturates or rounds where the
+ * real one does not. */
 #include_next <immintrin.h>
 #ifndef HK_EMULATED_IMMINTRIN_H
 #define HK_EMULATED_IMMINTRIN_H
@@ -8,8 +9,12 @@
 #define HK_NO_PIN
 #define EMU static inline __attribute__((always_inline, unused))
 
-typedef struct { __m256i h[2]; } hk_m512i;
-typedef struct { __m256 h[2]; } hk_m512;
+typedef struct {
+    __m256i h[2];
+} hk_m512i;
+typedef struct {
+    __m256 h[2];
+} hk_m512;
 #define __m512i hk_m512i
 #define __m512  hk_m512
 
@@ -87,8 +92,8 @@ EMU hk_m512i hk_cvtepu8_epi32(__m128i x) {
     return (hk_m512i){{_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))}};
 }
 EMU hk_m512i hk_cvtepu8_epi16(__m256i x) {
-    return (hk_m512i){{_mm256_cvtepu8_epi16(_mm256_castsi256_si128(x)),
-                       _mm256_cvtepu8_epi16(_mm256_extracti128_si256(x, 1))}};
+    return (hk_m512i){
+        {_mm256_cvtepu8_epi16(_mm256_castsi256_si128(x)), _mm256_cvtepu8_epi16(_mm256_extracti128_si256(x, 1))}};
 }
 EMU hk_m512 hk_cvtph_ps(__m256i x) {
     return (hk_m512){{_mm256_cvtph_ps(_mm256_castsi256_si128(x)), _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1))}};
