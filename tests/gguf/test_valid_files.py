@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
+import gguf
 import numpy as np
 import pytest
 from builder import ARRAY, F32, I32, STRING, U32, Tensor, build
 
-import gguf
 from hybridkern.errors import GGUFError
 from hybridkern.gguf import GGUFFile
 

@@ -8,8 +8,9 @@
 #include "cpu/hk_cpu.h"
 #include "formats/hk_scales.h"
 
-#define HK_UNROLL _Pragma("GCC unroll 32") /* must cover the largest tile, or its registers become an array in memory  \
-                                            */
+#define HK_UNROLL                                                                                                      \
+    _Pragma("GCC unroll 32") /* must cover the largest tile, or its registers become an array in memory                \
+                              */
 
 /* Bytes moved towards bit 0 by n bits (n < 0: away), the rest masked off. */
 HK_INLINE vi hk_field(vi x, int n, int mask) {
