@@ -36,7 +36,7 @@
  *
  * Float formats have no scale plane: F32, F16 and BF16 panels hold, for each k, the 16 rows' values (64 or 32 bytes).
  *
- * Arithmetic, the same on every instruction set so that results agree to the bit (scalar: without fused multiply-add):
+ * Arithmetic, the same on every instruction set so that results agree to the bit:
  *   Q8_256 formats: per block, isum = sum_j scale_j * dot_j exact in int32 (zero points folded in by the sums of the
  *     activation), f = d_w * d_a, C = fma(f, (float)isum, C); with mins: msum = sum_j min_j * sum_j exact in int32,
  *     g = dmin_w * d_a, C = fma(-g, (float)msum, C).

@@ -342,9 +342,10 @@ def test_attention_unseen_rows(ops: FloatOps, rng: np.random.Generator) -> None:
 # ---- between instruction sets
 
 
-def test_vector_sets_agree_to_the_bit(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("other", ["avx2", "avx512"])
+def test_sets_agree_to_the_bit(rng: np.random.Generator, other: str) -> None:
     try:
-        sets = [FloatOps("avx2"), FloatOps("avx512")]
+        sets = [FloatOps("scalar"), FloatOps(other)]
     except LookupError as why:
         pytest.skip(str(why))
     x, up = as_f32(rng.normal(size=4000) * 5), as_f32(rng.normal(size=4000))

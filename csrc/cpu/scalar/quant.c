@@ -1,9 +1,10 @@
 /* Quantised products in plain C: the reference of every instruction set, and all that other architectures get.
  *
  * Per panel and block the codes become int8 values [k][row] once; then each column is multiplied with exact integers
- * and closed with the floating-point steps of hk_packed.h (without fused multiply-add). */
+ * and closed with the floating-point steps of hk_packed.h. */
 #include "cpu/hk_cpu.h"
 #include "cpu/scalar/dequant.h"
+#include "formats/hk_fma.h"
 #include "formats/hk_scales.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -61,9 +62,9 @@ INLINE void block_256(const hk_quant *q, const int8_t (*v)[16], const hk_sub_sca
         }
     }
     for (int r = 0; r < 16; r++) {
-        c[r] += scale_at(q, plane, r) * da * (float)isum[r];
+        c[r] = hk_fma(scale_at(q, plane, r) * da, (float)isum[r], c[r]);
         if (q->mins)
-            c[r] -= scale_at(q, plane, 16 + r) * da * (float)msum[r];
+            c[r] = hk_fma(-(scale_at(q, plane, 16 + r) * da), (float)msum[r], c[r]);
     }
 }
 
@@ -73,9 +74,9 @@ INLINE void block_32(const hk_quant *q, const int8_t (*v)[16], const uint8_t *pl
     int32_t dot[16];
     dot16(v, a, 32, dot);
     for (int r = 0; r < 16; r++) {
-        c[r] += scale_at(q, plane, r) * da * (float)dot[r];
+        c[r] = hk_fma(scale_at(q, plane, r) * da, (float)dot[r], c[r]);
         if (q->mins)
-            c[r] += scale_at(q, plane, 16 + r) * (da * (float)(sums[0] + sums[1]));
+            c[r] = hk_fma(scale_at(q, plane, 16 + r), da * (float)(sums[0] + sums[1]), c[r]);
     }
 }
 

@@ -1,7 +1,7 @@
 /* Sixteen float lanes in plain C: the portable form of the interface that the loops in csrc/cpu/loops/float_*.h use.
  *
  * Every instruction set offers the same 16 lanes (two ymm, one zmm, an array), so partial sums fall into the same lanes
- * and results agree to the bit; only here a*b + c rounds twice. Semantics that matter:
+ * and results agree to the bit. Semantics that matter:
  *   v_max(a, b) is a > b ? a : b and v_min(a, b) is a < b ? a : b, so a NaN in b comes through and one in a does not
  *   v_hsum adds lane i to lane i + 8, then i + 4, i + 2, i + 1
  *   v_round and v_store_i8 round half to even, v_store_f16 too
@@ -12,6 +12,7 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "../../formats/hk_fma.h"
 #include "../../formats/hk_half.h"
 
 #define HK_INLINE static inline __attribute__((always_inline, unused))
@@ -51,7 +52,7 @@ HK_INLINE v16f v_add(v16f a, v16f b) { V_OP(a.f[i] + b.f[i]); }
 HK_INLINE v16f v_sub(v16f a, v16f b) { V_OP(a.f[i] - b.f[i]); }
 HK_INLINE v16f v_mul(v16f a, v16f b) { V_OP(a.f[i] * b.f[i]); }
 HK_INLINE v16f v_div(v16f a, v16f b) { V_OP(a.f[i] / b.f[i]); }
-HK_INLINE v16f v_fma(v16f a, v16f b, v16f c) { V_OP(a.f[i] * b.f[i] + c.f[i]); }
+HK_INLINE v16f v_fma(v16f a, v16f b, v16f c) { V_OP(hk_fma(a.f[i], b.f[i], c.f[i])); }
 HK_INLINE v16f v_max(v16f a, v16f b) { V_OP(a.f[i] > b.f[i] ? a.f[i] : b.f[i]); }
 HK_INLINE v16f v_min(v16f a, v16f b) { V_OP(a.f[i] < b.f[i] ? a.f[i] : b.f[i]); }
 HK_INLINE v16f v_abs(v16f a) { V_OP(fabsf(a.f[i])); }
