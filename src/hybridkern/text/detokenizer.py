@@ -25,7 +25,8 @@ class Detokenizer:
         self._special = vocabulary.special_ids
         self._strips = vocabulary.add_space_prefix
         self._after_special = self._strips and (previous is None or previous in self._special)
-        self._decode = _utf8_decoder("replace").decode
+        self._decoder = _utf8_decoder("replace")
+        self._unfinished = False  # the decoder holds the beginning of a character
 
     def push(self, token: int) -> str:
         """The text that this token completes; "" while a character is unfinished."""
@@ -36,8 +37,16 @@ class Detokenizer:
             elif self._after_special:
                 piece = piece.removeprefix(b" ")
                 self._after_special = False
-        return self._decode(piece)
+        if not self._unfinished:
+            try:
+                return piece.decode()  # whole characters, as nearly always: one call, and no state
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(piece)
+        self._unfinished = self._decoder.getstate()[0] != b""
+        return text
 
     def flush(self) -> str:
         """What is still held, at the end of the generation. The detokeniser can then be used again."""
-        return self._decode(b"", True)
+        self._unfinished = False
+        return self._decoder.decode(b"", True)
