@@ -28,6 +28,7 @@ cdef class Lock:
 
     cdef PyThread_type_lock gate  # closed; opened once for one who waits
     cdef bint taken, opened
+    cdef bint missed  # someone who would not wait has come since it was last acquired, and may have left work to do
     cdef int waiting
 
     def __cinit__(self):
@@ -46,6 +47,7 @@ cdef class Lock:
         cdef PyLockStatus status
         while self.taken:
             if not blocking:
+                self.missed = True
                 return False
             self.waiting += 1
             with nogil:
@@ -55,7 +57,7 @@ cdef class Lock:
                 self.opened = False
             else:
                 PyErr_CheckSignals()
-        self.taken = True
+        self.taken, self.missed = True, False
         return True
 
     cdef void give(self) noexcept:
@@ -85,16 +87,15 @@ cdef class Decoding:
     cdef Program program  # None: not armed
     cdef Slot slot
     cdef Lock outer, inner
-    cdef object orphans
     cdef list ids, lengths
     cdef int sequence, variant, position, limit, threads, forks
     cdef object check
     cdef int64_t period, due
 
-    def __cinit__(self, Lock outer, orphans, list ids, check, double seconds):
-        """outer: the lock of the model; orphans: its sequences to free; ids: the tokens of the sequence, appended to;
-        check: raises an error where a mapped file has changed, called that often; None for no file."""
-        self.outer, self.orphans, self.ids, self.check = outer, orphans, ids, check
+    def __cinit__(self, Lock outer, list ids, check, double seconds):
+        """outer: the lock of the model; ids: the tokens of the sequence, appended to; check: raises an error where a
+        mapped file has changed, called that often; None for no file."""
+        self.outer, self.ids, self.check = outer, ids, check
         self.period = <int64_t>(seconds * 1e9)
 
     def arm(self, Program program, Slot slot, Lock inner, list lengths, *, int sequence, int variant, int limit,
@@ -125,7 +126,7 @@ cdef class Decoding:
         cdef Program program = self.program
         cdef Lock inner = self.inner
         if (program is None or self.position >= self.limit or self.forks != forks or self.outer.taken or inner.taken
-                or len(self.orphans) or hk_program_cancelled(program.program)):
+                or self.outer.missed or hk_program_cancelled(program.program)):
             return None
         self.outer.taken = inner.taken = True
         try:

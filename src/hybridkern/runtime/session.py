@@ -39,7 +39,7 @@ class Session:
         self._torn = False  # a call did not return: the cache may hold more or less than `ids` say
         self._asked = 0
         check = model.file.check_intact if model.file.mmap else None
-        self._decoding = _cpu.Decoding(model.turn.lock, model.orphans, self.ids, check, FILE_CHECK_SECONDS)
+        self._decoding = _cpu.Decoding(model.turn.lock, self.ids, check, FILE_CHECK_SECONDS)
         #: Appends a token and gives (likeliest next token, its log-probability), or None: use `advance_greedy` then.
         self.next_greedy = self._decoding.step
 
