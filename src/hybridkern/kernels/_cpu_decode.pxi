@@ -80,8 +80,8 @@ cdef class Decoding:
     is how much code and how many objects are touched, not how often. So whoever made the last step the careful way arms
     the decoding, and `step` only repeats it: one more token of the same sequence, in the page that it has already.
     Everything else (another call of the engine, a full page, a limit, a cancel, another thread, a sequence to free, a
-    doubtful result, a check of the file that is due) makes `step` return None with nothing changed, and the
-    caller takes the careful way again, which knows what to do.
+    doubtful result) makes `step` return None with nothing changed, and the caller takes the careful way again, which
+    knows what to do.
     """
 
     cdef Program program  # None: not armed

@@ -256,7 +256,8 @@ class Engine:
 
 _forks = [0]  # how many forks lie between the start of the program and this process
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: (_forks.__setitem__(0, _forks[0] + 1), _cpu.note_fork()))
+    os.register_at_fork(after_in_child=lambda: _forks.__setitem__(0, _forks[0] + 1))
+    os.register_at_fork(after_in_child=_cpu.note_fork)
 
 
 class _Turn:

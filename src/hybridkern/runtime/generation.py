@@ -1,7 +1,7 @@
 """Generation: from a prompt's tokens to pieces of text, one token a piece.
 
 The greedy path (temperature 0, nothing that changes logits) leaves the choice to the engine: Python sees an id and a
-log-probability, never the whole vocabulary. What happens here for each token is counted by bench/python_overhead.py.
+log-probability, never the whole vocabulary. bench/python_overhead.py says what a token costs here.
 """
 
 from __future__ import annotations

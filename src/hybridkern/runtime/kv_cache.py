@@ -22,8 +22,8 @@ KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "f32": 3}
 class KVCache:
     """Sequences 0 .. n_seq - 1 over n_pages pages. kv_type: f16, q8_0, q4_0 or f32.
 
-    `table` is int32 [n_seq][max_pages]: page ids by position / 128, as a step reads them. `lengths`: tokens by sequence;
-    a decoding that is armed counts on in it.
+    `table` is int32 [n_seq][max_pages]: page ids by position / 128, as a step reads them. `lengths`: tokens by
+    sequence; a decoding that is armed counts on in it.
     """
 
     def __init__(self, specs: Sequence[KVSpec], *, kv_type: str, n_ctx: int, n_seq: int, n_pages: int) -> None:

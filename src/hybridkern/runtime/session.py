@@ -128,7 +128,9 @@ class Session:
 
     def advance_greedy(self, tokens: list[int]) -> tuple[int, float]:
         """Append tokens; the likeliest next one and its log-probability."""
-        return self._append(tokens, lambda s, t, at: self.model.engine.greedy(s, t, variant=self._variant), None, arm=True)
+        return self._append(
+            tokens, lambda s, t, at: self.model.engine.greedy(s, t, variant=self._variant), None, arm=True
+        )
 
     def check_file(self) -> None:
         """Raise GGUFError where what `next_greedy` gave cannot be trusted: it looks at the file only now and then."""
