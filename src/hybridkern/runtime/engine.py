@@ -7,7 +7,6 @@ the number of threads, or on what other sequences are in it.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -209,6 +208,12 @@ class Engine:
             assert isinstance(slot, StepSlot)
             return int(slot.best[0]), float(slot.best_value[0]) - float(slot.best_lse[0]), bool(slot.bad[0])
 
+    def arm(self, decoding: _cpu.Decoding, sequence: int, variant: int, before: int) -> None:
+        """Let a greedy decoding go on by itself behind the tokens of `sequence`, until anything else is called here, a
+        page is full or it stands at position `before`."""
+        with self._turn as lock:
+            self._stepper.arm(decoding, lock, sequence, variant, before)
+
     def cancel(self) -> None:
         """End the call that is running, from another thread: it raises `Cancelled`."""
         if not self._closed:
@@ -238,7 +243,7 @@ class Engine:
         if self._closed:
             return
         with self._turn:
-            self._closed = True
+            self._closed = True  # and nothing is armed: the turn saw to it
             del self._stepper, self._program, self._tape, self._cache, self._set
             self._file = None
 
@@ -252,6 +257,7 @@ class Engine:
 _forks = [0]  # how many forks lie between the start of the program and this process
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _forks.__setitem__(0, _forks[0] + 1))
+    os.register_at_fork(after_in_child=_cpu.note_fork)
 
 
 class _Turn:
@@ -260,9 +266,9 @@ class _Turn:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._forks = _forks[0]
-        self._lock = threading.Lock()
+        self._lock = _cpu.Lock()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _cpu.Lock:
         if _forks[0] != self._forks:
             raise HybridKernError("this model was loaded before the process forked: load it again in the child")
         self._lock.acquire()
@@ -273,6 +279,7 @@ class _Turn:
         except BaseException:
             self._lock.release()
             raise
+        return self._lock
 
     def __exit__(self, *exc: object) -> None:
         self._lock.release()

@@ -22,7 +22,8 @@ KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "f32": 3}
 class KVCache:
     """Sequences 0 .. n_seq - 1 over n_pages pages. kv_type: f16, q8_0, q4_0 or f32.
 
-    `table` is int32 [n_seq][max_pages]: page ids by position / 128, as a step reads them.
+    `table` is int32 [n_seq][max_pages]: page ids by position / 128, as a step reads them. `lengths`: tokens by
+    sequence; a decoding that is armed counts on in it.
     """
 
     def __init__(self, specs: Sequence[KVSpec], *, kv_type: str, n_ctx: int, n_seq: int, n_pages: int) -> None:
@@ -45,7 +46,7 @@ class KVCache:
         self._free = list(range(n_pages - 1, -1, -1))
         self._counts = [0] * n_pages
         self._pages: list[list[int] | None] = [None] * n_seq
-        self._lengths = [0] * n_seq
+        self.lengths = [0] * n_seq
 
     def _check(self, spec: KVSpec) -> None:
         for dim in (spec.head_dim_k, spec.head_dim_v):
@@ -65,7 +66,7 @@ class KVCache:
         """An empty sequence. Raises ContextError when there are n_seq of them already."""
         for s, pages in enumerate(self._pages):
             if pages is None:
-                self._pages[s], self._lengths[s] = [], 0
+                self._pages[s], self.lengths[s] = [], 0
                 return s
         raise ContextError(f"all {self.n_seq} sequences of the cache are in use: free one (n_seq)")
 
@@ -73,7 +74,7 @@ class KVCache:
         """A second sequence with the same past, sharing its pages."""
         pages = self._of(sequence)
         s = self.new()
-        self._pages[s], self._lengths[s] = list(pages), self._lengths[sequence]
+        self._pages[s], self.lengths[s] = list(pages), self.lengths[sequence]
         for p in pages:
             self._counts[p] += 1
         self.table[s, : len(pages)] = pages
@@ -82,13 +83,13 @@ class KVCache:
     def truncate(self, sequence: int, position: int) -> None:
         """Forget everything from `position` on."""
         pages = self._of(sequence)
-        if not 0 <= position <= self._lengths[sequence]:
-            raise ArgumentError(f"cannot cut a sequence of {self._lengths[sequence]} tokens at position {position}")
+        if not 0 <= position <= self.lengths[sequence]:
+            raise ArgumentError(f"cannot cut a sequence of {self.lengths[sequence]} tokens at position {position}")
         keep = -(-position // PAGE)
         for p in pages[keep:]:
             self._drop(p)
         del pages[keep:]
-        self._lengths[sequence] = position
+        self.lengths[sequence] = position
 
     def free(self, sequence: int) -> None:
         """End a sequence."""
@@ -98,14 +99,14 @@ class KVCache:
     def length(self, sequence: int) -> int:
         """Tokens of a sequence."""
         self._of(sequence)
-        return self._lengths[sequence]
+        return self.lengths[sequence]
 
     def reserve(self, sequence: int, n: int) -> int:
         """Make room for n more tokens, with pages that no other sequence shares; returns the length so far.
 
         Nothing changes when it raises ContextError.
         """
-        pages, length = self._of(sequence), self._lengths[sequence]
+        pages, length = self._of(sequence), self.lengths[sequence]
         if length + n > self.n_ctx:
             raise ContextError(
                 f"the sequence holds {length} tokens and {n} more were asked for, but the context holds "
@@ -126,11 +127,11 @@ class KVCache:
 
     def advance(self, sequence: int, n: int) -> None:
         """Count n tokens that a step has written."""
-        self._lengths[sequence] += n
+        self.lengths[sequence] += n
 
     def give_back(self, sequence: int) -> None:
         """Drop pages beyond the length, after a step that did not happen."""
-        self.truncate(sequence, self._lengths[sequence])
+        self.truncate(sequence, self.lengths[sequence])
 
     @property
     def free_pages(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybridkern.errors import ArgumentError, HybridKernError
 from hybridkern.gguf import GGUFFile, require_finite
+from hybridkern.kernels import _cpu
 from hybridkern.model import LoadedModel
 from hybridkern.text import ChatTemplate, Vocabulary
 
@@ -175,7 +175,7 @@ class Model:
 
         Arguments are checked at once; computing begins with the first piece. Leaving the loop early frees the sequence.
         """
-        return self._alone(Request.of(self, self.prompt_ids(prompt), **options))
+        return generate(self, Request.of(self, self.prompt_ids(prompt), **options))
 
     def chat(self, messages: Sequence[Any], **options: Any) -> Iterator[Piece]:
         """Pieces of the answer to `messages`, a list of {"role": ..., "content": ...}.
@@ -184,12 +184,7 @@ class Model:
         (a dict that the template sees, such as {"enable_thinking": False}).
         """
         ids, options = self.chat_ids(messages, options)
-        return self._alone(Request.of(self, ids, **options))
-
-    def _alone(self, request: Request) -> Iterator[Piece]:
-        """Generation on a sequence of its own."""
-        with self.session() as session:
-            yield from generate(session, request)
+        return generate(self, Request.of(self, ids, **options))
 
     def session(self) -> Session:
         """A sequence that stays: what it is asked next reuses the prefix that it shares with what it has."""
@@ -240,23 +235,23 @@ class _Turn:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._lock = threading.Lock()
+        self.lock = _cpu.Lock()
 
     def __enter__(self) -> None:
-        self._lock.acquire()
+        self.lock.acquire()
         if self._model.closed:
-            self._lock.release()
+            self.lock.release()
             raise HybridKernError("the model is closed")
 
     def __exit__(self, *exc: object) -> None:
-        self._lock.release()
+        self.lock.release()
         if self._model.orphans:
             self.sweep()
 
     def sweep(self) -> None:
         """Free what can be freed without waiting."""
         model = self._model
-        while model.orphans and self._lock.acquire(blocking=False):
+        while model.orphans and self.lock.acquire(blocking=False):
             try:
                 while model.orphans:
                     sequence = model.orphans.popleft()
@@ -265,4 +260,4 @@ class _Turn:
             except IndexError:  # another thread was quicker
                 pass
             finally:
-                self._lock.release()
+                self.lock.release()
