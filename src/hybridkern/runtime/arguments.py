@@ -84,6 +84,8 @@ def row_indices(rows: Iterable[Any] | None, n: int) -> list[int]:
     if rows is None:
         return list(range(n))
     out = []
+    if not isinstance(rows, Iterable):
+        raise ArgumentError(f"rows = {rows!r}: a list of positions is needed, such as [-1] for the last")
     for row in rows:
         index = count("rows", row, -n, n - 1)
         out.append(index + n if index < 0 else index)

@@ -125,6 +125,8 @@ class Model:
 
     def tokenize(self, text: str, special: bool = False, bos: bool | None = None) -> list[int]:
         """Token ids of `text`. special: control tokens in the text count as such; bos: None is what the file says."""
+        if not isinstance(text, str):
+            raise ArgumentError(f"text is {text!r}: it must be a str")
         return self.vocabulary.encode(text, special=special, bos=bos)
 
     def detokenize(self, ids: Iterable[int]) -> str:
