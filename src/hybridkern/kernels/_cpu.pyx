@@ -209,3 +209,4 @@ def guard_faulted(int slot) -> bool:
 
 
 include "_cpu_tape.pxi"
+include "_cpu_turn.pxi"
