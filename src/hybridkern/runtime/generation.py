@@ -40,7 +40,9 @@ class Request:
         """Check the arguments of `Model.generate`."""
         if len(ids) > model.n_ctx:
             raise ContextError(f"the prompt has {len(ids)} tokens, but the context holds {model.n_ctx} (n_ctx)")
-        return cls.checked(ids, model.vocabulary.end_ids, **options)
+        request = cls.checked(ids, model.vocabulary.end_ids, **options)
+        request.sampling.check_vocabulary(model.n_vocab)
+        return request
 
     @classmethod
     def checked(

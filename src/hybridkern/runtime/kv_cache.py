@@ -24,6 +24,9 @@ class KVCache:
 
     `table` is int32 [n_seq][max_pages]: page ids by position / 128, as a step reads them. `lengths`: tokens by
     sequence; a decoding that is armed counts on in it.
+
+    Ctrl-C may end any method between two of its lines. The order of the lines is such that at worst a page stays
+    unused: a page is counted before a sequence has it, and given up only after no sequence has it.
     """
 
     def __init__(self, specs: Sequence[KVSpec], *, kv_type: str, n_ctx: int, n_seq: int, n_pages: int) -> None:
@@ -62,22 +65,24 @@ class KVCache:
 
     # sequences
 
-    def new(self) -> int:
-        """An empty sequence. Raises ContextError when there are n_seq of them already."""
+    def new(self, given: set[int] | None = None) -> int:
+        """An empty sequence; its number stands in `given` before it exists. ContextError when there are n_seq."""
         for s, pages in enumerate(self._pages):
             if pages is None:
+                if given is not None:
+                    given.add(s)
                 self._pages[s], self.lengths[s] = [], 0
                 return s
         raise ContextError(f"all {self.n_seq} sequences of the cache are in use: free one (n_seq)")
 
-    def fork(self, sequence: int) -> int:
+    def fork(self, sequence: int, given: set[int] | None = None) -> int:
         """A second sequence with the same past, sharing its pages."""
         pages = self._of(sequence)
-        s = self.new()
-        self._pages[s], self.lengths[s] = list(pages), self.lengths[sequence]
+        s = self.new(given)
         for p in pages:
             self._counts[p] += 1
         self.table[s, : len(pages)] = pages
+        self._pages[s], self.lengths[s] = list(pages), self.lengths[sequence]
         return s
 
     def truncate(self, sequence: int, position: int) -> None:
@@ -86,15 +91,20 @@ class KVCache:
         if not 0 <= position <= self.lengths[sequence]:
             raise ArgumentError(f"cannot cut a sequence of {self.lengths[sequence]} tokens at position {position}")
         keep = -(-position // PAGE)
-        for p in pages[keep:]:
-            self._drop(p)
-        del pages[keep:]
+        dropped = pages[keep:]
         self.lengths[sequence] = position
+        del pages[keep:]
+        for p in dropped:
+            self._drop(p)
 
     def free(self, sequence: int) -> None:
         """End a sequence."""
         self.truncate(sequence, 0)
         self._pages[sequence] = None
+
+    def holds(self, sequence: int) -> bool:
+        """Whether there is such a sequence."""
+        return self._pages[sequence] is not None
 
     def length(self, sequence: int) -> int:
         """Tokens of a sequence."""
@@ -161,15 +171,15 @@ class KVCache:
             self._free.append(page)
 
     def _append(self, sequence: int) -> None:
-        pages = self._of(sequence)
-        pages.append(self._take())
-        self.table[sequence, len(pages) - 1] = pages[-1]
+        pages, made = self._of(sequence), self._take()
+        self.table[sequence, len(pages)] = made
+        pages.append(made)
 
     def _copy_on_write(self, sequence: int, index: int) -> None:
         pages = self._of(sequence)
         old = pages[index]
         made = self._take()
         self._bytes[made] = self._bytes[old]
-        self._drop(old)
-        pages[index] = made
         self.table[sequence, index] = made
+        pages[index] = made
+        self._drop(old)

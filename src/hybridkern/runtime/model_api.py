@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import deque
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hybridkern.errors import ArgumentError, HybridKernError
 from hybridkern.gguf import GGUFFile, require_finite
-from hybridkern.kernels import _cpu
 from hybridkern.model import LoadedModel
 from hybridkern.text import ChatTemplate, Vocabulary
 
@@ -19,6 +18,7 @@ from .engine import Engine
 from .generation import Request, generate
 from .locate import locate
 from .session import Session
+from .turn import Turn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,7 +117,9 @@ class Model:
             progress=progress,
         )
         self.turn = _Turn(self)
-        self.orphans: deque[int] = deque()
+        self.sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self.given: set[int] = set()  # sequences that sessions have or had
+        self.untidy = False  # some of them may have none any more
         self._templates: dict[str | None, ChatTemplate] = {}
         self.closed = False
 
@@ -190,8 +192,15 @@ class Model:
 
     def session(self) -> Session:
         """A sequence that stays: what it is asked next reuses the prefix that it shares with what it has."""
+        self.turn.sweep()  # of what Ctrl-C kept a session from giving back
         with self.turn:
-            return Session(self, self.engine.new_sequence())
+            return self.own(self.engine.new_sequence(self.given))
+
+    def own(self, sequence: int, ids: Iterable[int] = (), variant: int = 0) -> Session:
+        """A session that owns `sequence`. The caller has the turn."""
+        session = Session(self, sequence, ids, variant)
+        self.sessions.add(session)
+        return session
 
     def check_file(self) -> None:
         """Raise GGUFError where results cannot be trusted: what a mapped file lost meanwhile reads as zeros."""
@@ -200,9 +209,9 @@ class Model:
 
     # ownership
 
-    def release(self, sequence: int) -> None:
-        """Free a sequence, now or after the call under way. Finalisers come here, from any thread and at any time."""
-        self.orphans.append(sequence)
+    def release(self) -> None:
+        """Free what no session owns, now or after the call under way. Finalisers come here, from any thread."""
+        self.untidy = True
         self.turn.sweep()
 
     def describe(self) -> str:
@@ -228,38 +237,37 @@ class Model:
         return f"<hybridkern.Model {os.path.basename(self.file.path)!r}, {self.config.architecture.name}, {state}>"
 
 
-class _Turn:
+class _Turn(Turn):
     """One caller at a time works with the engine; whoever ends a turn frees the sequences that were given up during it.
 
-    A plain lock, not a re-entrant one: a finaliser may run in the middle of a call of its own thread, and must then
-    leave its sequence for later.
+    A finaliser may run in the middle of a call of its own thread, and must then leave its sequence for later.
     """
 
     def __init__(self, model: Model) -> None:
+        super().__init__()
         self._model = model
-        self.lock = _cpu.Lock()
 
-    def __enter__(self) -> None:
-        self.lock.acquire()
+    def begin(self) -> None:
+        super().begin()
         if self._model.closed:
-            self.lock.release()
             raise HybridKernError("the model is closed")
 
-    def __exit__(self, *exc: object) -> None:
-        self.lock.release()
-        if self._model.orphans:
+    def end(self) -> None:
+        if self._model.untidy:
             self.sweep()
 
     def sweep(self) -> None:
-        """Free what can be freed without waiting."""
+        """Free the sequences that no session owns, if that is possible without waiting."""
+        self.attempt(self._free_orphans)
+
+    def _free_orphans(self) -> None:
+        # By comparison, not by a list of what was given up: Ctrl-C may come between any two lines of a `close`.
         model = self._model
-        while model.orphans and self.lock.acquire(blocking=False):
-            try:
-                while model.orphans:
-                    sequence = model.orphans.popleft()
-                    if not model.closed:
-                        model.engine.free(sequence)
-            except IndexError:  # another thread was quicker
-                pass
-            finally:
-                self.lock.release()
+        model.untidy = False
+        if model.closed or self._inherited:
+            return
+        owned = {session.sequence for session in list(model.sessions)}
+        for sequence in model.given - owned:
+            if model.engine.holds(sequence):
+                model.engine.free(sequence)
+            model.given.discard(sequence)

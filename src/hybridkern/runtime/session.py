@@ -76,14 +76,19 @@ class Session:
         model = self.model
         with model.turn:
             self._mend()
-            return Session(model, model.engine.fork(self._open()), self.ids, self._variant)
+            return model.own(model.engine.fork(self._open(), model.given), self.ids, self._variant)
 
     def close(self) -> None:
         """Give the sequence back. Pieces still expected from it raise an error."""
-        sequence, self._sequence = self._sequence, None
-        if sequence is not None:
+        if self._sequence is not None:
             self._decoding.disarm()
-            self.model.release(sequence)
+            self._sequence = None
+            self.model.release()
+
+    @property
+    def sequence(self) -> int | None:
+        """The engine's number of the sequence, None once closed."""
+        return self._sequence
 
     def __enter__(self) -> Session:
         return self
