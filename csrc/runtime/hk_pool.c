@@ -27,7 +27,6 @@ static struct {
     worker workers[HK_MAX_THREADS];
     uint8_t *scratch[HK_MAX_THREADS];
     int n_workers;
-    atomic_int forked;
     atomic_int cores;
     int atfork_set;
     /* the region */
@@ -132,9 +131,16 @@ static void *worker_main(void *arg) {
     return NULL;
 }
 
+/* A child has none of its parent's threads: it begins with an empty pool. What it inherits of a model is refused above,
+ * where it is known which models these are. */
 static void after_fork_in_child(void) {
-    if (pool.n_workers > 0)
-        atomic_store(&pool.forked, 1);
+    for (int i = 0; i < HK_MAX_THREADS; i++) {
+        atomic_store(&pool.workers[i].ticket, 0);
+        atomic_store(&pool.workers[i].sleeping, 0);
+    }
+    pool.n_workers = 0;
+    atomic_store(&pool.arrived, 0);
+    atomic_store(&pool.sleepers, 0);
     pthread_mutex_init(&pool.lock, NULL);
 }
 
@@ -178,8 +184,6 @@ static int ensure_threads(int n) {
 int hk_pool_run(int n, const atomic_int *cancel, hk_region_fn fn, void *arg) {
     if (n < 1 || n > HK_MAX_THREADS)
         return HK_ERR_THREADS;
-    if (atomic_load(&pool.forked))
-        return HK_ERR_FORKED;
     pthread_mutex_lock(&pool.lock);
     atomic_store_explicit(&pool.may_spin, n <= hk_pool_cores(), memory_order_relaxed);
     int rc = ensure_threads(n);

@@ -15,10 +15,9 @@
 enum {
     HK_OK = 0,
     HK_CANCELLED = 1,
-    HK_ERR_FORKED = -1,  /* the pool's threads live in the parent of this process */
-    HK_ERR_THREADS = -2, /* a thread count out of range, or the system refused to start one */
-    HK_ERR_MEMORY = -3,
-    HK_ERR_ARGUMENT = -4
+    HK_ERR_THREADS = -1, /* a thread count out of range, or the system refused to start one */
+    HK_ERR_MEMORY = -2,
+    HK_ERR_ARGUMENT = -3
 };
 
 #define HK_MAX_THREADS 256

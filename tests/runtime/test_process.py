@@ -134,7 +134,7 @@ def test_two_engines_in_two_threads(tiny, engine):
     assert got == [[want[0]] * 20, [want[1]] * 20]
 
 
-def test_a_forked_child_gets_an_error(tmp_path):
+def test_a_forked_child_gets_an_error_and_can_begin_anew(tmp_path):
     body = """
     import os
     from running import load
@@ -146,17 +146,18 @@ def test_a_forked_child_gets_an_error(tmp_path):
     model = load(sys.argv[1])
     e = Engine(model, n_ctx=256, threads=2)
     s = e.new_sequence()
-    e.greedy(s, 3)
+    first = e.greedy(s, 3)
     W = pack(bytes(16 * 4 * 4), "F32", (16, 4))
     child = os.fork()
     if child == 0:
-        code = 0
-        for call in (lambda: e.greedy(s, 3), lambda: Engine(model, n_ctx=256), lambda: matvec(W, [1] * 4, threads=2)):
-            try:
-                call()
-                code = 1
-            except HybridKernError as error:
-                assert "fork" in str(error)
+        code = 1
+        try:
+            e.greedy(s, 3)
+        except HybridKernError as error:
+            own = Engine(model, n_ctx=256, threads=2)
+            again = own.greedy(own.new_sequence(), 3)
+            product = matvec(W, [1] * 4, threads=2)
+            code = 0 if "fork" in str(error) and again == first and not product.any() else 2
         os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     e.greedy(s, 3)
@@ -167,14 +168,11 @@ def test_a_forked_child_gets_an_error(tmp_path):
 
 
 def test_more_threads_than_cores_degrade_gently(tiny, engine):
-    model = tiny("llama", type="Q8_0", n_layer=4)
-    seconds = {}
-    for threads in (1, 16):
-        e = engine(model, threads=threads)
-        s = e.new_sequence()
+    """A token of 15 us may cost the scheduler some switches, but not a time slice for each of its 38 barriers."""
+    e = engine(tiny("llama", type="Q8_0", n_layer=4), threads=16)
+    s = e.new_sequence()
+    e.greedy(s, 5)
+    start = time.perf_counter()
+    for _ in range(20):
         e.greedy(s, 5)
-        start = time.perf_counter()
-        for _ in range(20):
-            e.greedy(s, 5)
-        seconds[threads] = time.perf_counter() - start
-    assert seconds[16] < 400 * seconds[1]
+    assert time.perf_counter() - start < 20 * 0.25

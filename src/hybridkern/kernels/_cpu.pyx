@@ -21,11 +21,6 @@ cdef int check(int rc) except -1:
     """Turns the code of a C function into an exception; HK_CANCELLED comes back as 1."""
     if rc == HK_OK or rc == HK_CANCELLED:
         return rc
-    if rc == HK_ERR_FORKED:
-        raise HybridKernError(
-            "this process was forked after the model's threads had started, and a child does not inherit them: "
-            "load the model in the child (or start it with the 'spawn' method)"
-        )
     if rc == HK_ERR_THREADS:
         raise ArgumentError(f"a thread count must be from 1 to {HK_MAX_THREADS}, and the system must allow that many")
     if rc == HK_ERR_MEMORY:

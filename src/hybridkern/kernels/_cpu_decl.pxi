@@ -57,7 +57,6 @@ cdef extern from "runtime/hk_pool.h" nogil:
     enum:
         HK_OK
         HK_CANCELLED
-        HK_ERR_FORKED
         HK_ERR_THREADS
         HK_ERR_MEMORY
         HK_ERR_ARGUMENT
