@@ -77,7 +77,7 @@ HK_INLINE v16f v_copysign(v16f a, v16f s) {
                   _mm256_or_ps(_mm256_andnot_ps(sign, a.hi), _mm256_and_ps(sign, s.hi))};
 }
 HK_INLINE v16f v_round(v16f a) {
-    const int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    enum { mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }; /* clang wants a constant expression */
     return (v16f){_mm256_round_ps(a.lo, mode), _mm256_round_ps(a.hi, mode)};
 }
 HK_INLINE __m256 v_half_pow2(__m256 n) {
