@@ -62,14 +62,9 @@ static inline void relax(void) {
 
 /* Spins until *word differs from `seen`; returns 0 when the time is up. */
 static int spin(atomic_uint *word, unsigned seen, int64_t limit_ns) {
-    if (!atomic_load_explicit(&pool.may_spin, memory_order_relaxed)) {
-        for (int i = 0; i < 4; i++) {
-            if (atomic_load_explicit(word, memory_order_acquire) != seen)
-                return 1;
-            sched_yield();
-        }
-        return 0;
-    }
+    /* More threads than cores: sleep at once. Yielding instead loses a time slice to whatever else is running. */
+    if (!atomic_load_explicit(&pool.may_spin, memory_order_relaxed))
+        return atomic_load_explicit(word, memory_order_acquire) != seen;
     int64_t end = 0;
     for (;;) {
         for (int i = 0; i < 64; i++) {
