@@ -30,13 +30,18 @@ class ReferenceEngine:
         self.closed = False
         self._next = 0
 
-    def new_sequence(self) -> int:
+    def new_sequence(self, given: set[int] | None = None) -> int:
         self._next += 1
+        if given is not None:
+            given.add(self._next)
         self.live[self._next] = 0
         return self._next
 
-    def fork(self, sequence: int) -> int:
-        made = self.new_sequence()
+    def holds(self, sequence: int) -> bool:
+        return sequence in self.live
+
+    def fork(self, sequence: int, given: set[int] | None = None) -> int:
+        made = self.new_sequence(given)
         self.live[made] = self.live[sequence]
         for (block, owner), cache in list(self.set._caches.items()):
             if owner == sequence:

@@ -24,7 +24,7 @@ cdef int check(int rc) except -1:
     if rc == HK_ERR_FORKED:
         raise HybridKernError(
             "this process was forked after the model's threads had started, and a child does not inherit them: "
-            "load the model in the child (or start it with the 'spawn' method)"
+            "start the child with the 'spawn' method, or compute in children only"
         )
     if rc == HK_ERR_THREADS:
         raise ArgumentError(f"a thread count must be from 1 to {HK_MAX_THREADS}, and the system must allow that many")

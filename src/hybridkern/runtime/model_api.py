@@ -228,6 +228,7 @@ class Model:
                 self.closed = True
                 self.engine.close()
                 self.file.close()
+                del self.loaded  # its weights are views that would keep the file mapped
 
     def __enter__(self) -> Model:
         return self
