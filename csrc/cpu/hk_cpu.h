@@ -111,7 +111,8 @@ int64_t hk_kv_v_plane_bytes(int kv_type, int64_t head_dim);
 
 typedef struct hk_cpu_set {
     const char *name;
-    uint32_t requires; /* HK_HAS_* mask */
+    uint32_t
+        requires; /* HK_HAS_* mask */
     hk_type_kernels type[HK_N_TYPES];
     hk_float_ops op;
     const char *op_isa; /* the highest set that filled op */

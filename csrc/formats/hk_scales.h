@@ -17,7 +17,7 @@ typedef struct hk_sub_scales {
 /* Byte i of the 12 (s[i]): scale i and min i of the first four sub-blocks in the low 6 bits of bytes i and i + 4; the
  * other four in the nibbles of byte i + 8 with their top bits in the top bits of bytes i and i + 4. */
 static inline void hk_sub_scales_q4_k(const uint8_t *plane, hk_sub_scales *o) {
-    const uint8_t(*s)[16] = (const uint8_t(*)[16])(plane + 64);
+    const uint8_t (*s)[16] = (const uint8_t (*)[16])(plane + 64);
     for (int i = 0; i < 4; i++) {
         HK_ROWS o->s[i][r] = (int8_t)(s[i][r] & 63);
         HK_ROWS o->m[i][r] = s[i + 4][r] & 63;
@@ -29,7 +29,7 @@ static inline void hk_sub_scales_q4_k(const uint8_t *plane, hk_sub_scales *o) {
 static inline void hk_sub_scales_q5_k(const uint8_t *plane, hk_sub_scales *o) { hk_sub_scales_q4_k(plane, o); }
 
 static inline void hk_sub_scales_q2_k(const uint8_t *plane, hk_sub_scales *o) {
-    const uint8_t(*s)[16] = (const uint8_t(*)[16])(plane + 64);
+    const uint8_t (*s)[16] = (const uint8_t (*)[16])(plane + 64);
     for (int j = 0; j < 16; j++) {
         HK_ROWS o->s[j][r] = (int8_t)(s[j][r] & 15);
         HK_ROWS o->m[j][r] = s[j][r] >> 4;
@@ -39,7 +39,7 @@ static inline void hk_sub_scales_q2_k(const uint8_t *plane, hk_sub_scales *o) {
 /* Scale j: its low nibble is nibble j / 8 of byte j % 8, its top 2 bits are bits 2 (j / 4) of byte 8 + j % 4; minus 32.
  */
 static inline void hk_sub_scales_q3_k(const uint8_t *plane, hk_sub_scales *o) {
-    const uint8_t(*s)[16] = (const uint8_t(*)[16])(plane + 32);
+    const uint8_t (*s)[16] = (const uint8_t (*)[16])(plane + 32);
     for (int i = 0; i < 4; i++) {
         HK_ROWS o->s[i][r] = (int8_t)((s[i][r] & 15) | ((s[8 + i][r] << 4) & 48)) - 32;
         HK_ROWS o->s[i + 4][r] = (int8_t)((s[i + 4][r] & 15) | ((s[8 + i][r] << 2) & 48)) - 32;

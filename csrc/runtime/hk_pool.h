@@ -2,8 +2,8 @@
  *
  * A call runs one function on n threads, the caller being thread 0, as one parallel region: a whole tape is one region,
  * and its operations are separated by barriers instead of by separate hand-offs. Waiting threads spin for a few tens of
- * microseconds (the gap between two decode steps), then sleep on a futex; when there are more threads than cores they sleep
- * at once. Regions of several callers queue on a mutex.
+ * microseconds (the gap between two decode steps), then sleep on a futex; when there are more threads than cores they
+ * sleep at once. Regions of several callers queue on a mutex.
  */
 #ifndef HK_POOL_H
 #define HK_POOL_H

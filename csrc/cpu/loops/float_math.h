@@ -82,9 +82,9 @@ HK_INLINE void v_store_tail(float *p, int64_t n, v16f a) {
             v_store((y) + at_, (expr));                                                                                \
         }                                                                                                              \
         if (at_ < (n)) {                                                                                               \
-            v16f vx = v_load_tail((a) + at_, (n)-at_, 0.0f), vz = v_load_tail((b) + at_, (n)-at_, 0.0f);               \
+            v16f vx = v_load_tail((a) + at_, (n) - at_, 0.0f), vz = v_load_tail((b) + at_, (n) - at_, 0.0f);           \
             (void)vz;                                                                                                  \
-            v_store_tail((y) + at_, (n)-at_, (expr));                                                                  \
+            v_store_tail((y) + at_, (n) - at_, (expr));                                                                \
         }                                                                                                              \
     } while (0)
 

@@ -99,9 +99,9 @@ INLINE void gemm(const hk_quant *q, hk_type t, sub_scales_fn sub_scales, const u
                 const int16_t *sums = a->sums + n * a->sums_stride + b * q->block / 16;
                 float da = a->scales[n * a->scales_stride + b], *c = out + n * out_stride + p * 16;
                 if (q->block == 256)
-                    block_256(q, (const int8_t(*)[16])v, &s, scales, x, sums, da, c);
+                    block_256(q, (const int8_t (*)[16])v, &s, scales, x, sums, da, c);
                 else
-                    block_32(q, (const int8_t(*)[16])v, scales, x, sums, da, c);
+                    block_32(q, (const int8_t (*)[16])v, scales, x, sums, da, c);
             }
         }
     }

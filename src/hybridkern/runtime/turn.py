@@ -22,7 +22,9 @@ class Turn(_cpu.Turn):
     def begin(self) -> None:
         """Called with the lock taken; raises HybridKernError in a child process."""
         if self._inherited:
-            raise HybridKernError("this model was loaded before the process forked: load it again in the child")
+            raise HybridKernError(
+                "this model was loaded before the process forked: load it in a child started with the 'spawn' method"
+            )
 
     def inherit(self) -> None:
         """This is a child process: its parent's threads, and what they were at, are not there."""
