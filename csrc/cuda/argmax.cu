@@ -1,5 +1,5 @@
-/* The likeliest token of every output row, with the log of the sum of exponentials: partial results by chunk, combined by
- * the block that comes last. grid (chunks, outputs), 256 threads. */
+/* The likeliest token of every output row, with the log of the sum of exponentials: partial results by chunk, combined
+ * by the block that comes last. grid (chunks, outputs), 256 threads. */
 #include "hk_rows.cuh"
 
 /* The best so far, the lowest index among equals; sum of exp(x - value); bad: a NaN was seen. */
@@ -25,10 +25,12 @@ HK_FN choice block_choice(choice c, choice *shared) {
                         __shfl_xor_sync(~0u, c.index, o), __shfl_xor_sync(~0u, c.bad, o)};
         c = merged(c, other);
     }
-    if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = c;
+    if ((threadIdx.x & 31) == 0)
+        shared[threadIdx.x >> 5] = c;
     __syncthreads();
     c = shared[0];
-    for (int w = 1; w < (int)blockDim.x / 32; w++) c = merged(c, shared[w]);
+    for (int w = 1; w < (int)blockDim.x / 32; w++)
+        c = merged(c, shared[w]);
     __syncthreads();
     return c;
 }
@@ -39,13 +41,16 @@ HK_KERNEL hk_argmax(const __grid_constant__ hk_argmax_args a) {
     allow_next();
     wait_for_previous();
     int row = blockIdx.y;
-    if (row >= a.step.counts[1]) return;
+    if (row >= a.step.counts[1])
+        return;
     choice c = nothing();
     for (s64 i = (s64)blockIdx.x * blockDim.x + threadIdx.x; i < a.width; i += (s64)gridDim.x * blockDim.x) {
         float x = load_fresh(a.logits + row * a.stride + i);
         choice one = {x, 1, (int)i, 0};
-        if (x != x) c.bad = 1;
-        else if (x > -HK_INFINITY) c = merged(c, one);
+        if (x != x)
+            c.bad = 1;
+        else if (x > -HK_INFINITY)
+            c = merged(c, one);
     }
     c = block_choice(c, shared);
     float *part = a.partial + 4 * ((s64)row * gridDim.x);
@@ -56,7 +61,8 @@ HK_KERNEL hk_argmax(const __grid_constant__ hk_argmax_args a) {
         last = atomicAdd(a.arrived + row, 1) == (int)gridDim.x - 1;
     }
     __syncthreads();
-    if (!last) return;
+    if (!last)
+        return;
     __threadfence();
     c = nothing();
     for (int i = threadIdx.x; i < (int)gridDim.x; i += blockDim.x) {
@@ -65,7 +71,8 @@ HK_KERNEL hk_argmax(const __grid_constant__ hk_argmax_args a) {
         c = merged(c, one);
     }
     c = block_choice(c, shared);
-    if (threadIdx.x) return;
+    if (threadIdx.x)
+        return;
     a.arrived[row] = 0;
     bool bad = c.bad || !(fabsf(c.value) <= HK_MAX_FLOAT);
     a.best[row] = bad ? -1 : c.index;

@@ -1,20 +1,21 @@
 /* Attention over the paged cache on the tensor cores, one pass with an online softmax.
  *
- * The query heads that share a KV head are rows of one tile, so keys and values are read once for all of them. Row r of a KV
- * head is token r / G, head r % G (G heads per KV head); a tile holds ROWS rows and walks over the cache in steps of 64
- * tokens, half a page. Keys and values become halves in shared memory, whatever the cache holds.
+ * The query heads that share a KV head are rows of one tile, so keys and values are read once for all of them. Row r of
+ * a KV head is token r / G, head r % G (G heads per KV head); a tile holds ROWS rows and walks over the cache in steps
+ * of 64 tokens, half a page. Keys and values become halves in shared memory, whatever the cache holds.
  *
  *   prefill  64 rows, 16 per warp, every warp over all 64 cached tokens of a step; the tokens of a tile may belong to
  *            several sequences, which are walked one after the other, rows of others masked
  *   decode   16 rows of one token; each of the 4 warps takes 16 of the 64 cached tokens of a step. The cache is divided
- *            between `splits` blocks; the last to arrive combines. Few tokens would otherwise leave most of the chip idle
+ *            between `splits` blocks; the last to arrive combines. Few tokens would otherwise leave most of the chip
+ * idle
  *
  * Masked and missing tokens are zeros in shared memory, never what a page happens to hold: 0 * NaN is NaN.
  */
 #include "hk_cache.cuh"
 #include "hk_rows.cuh"
 
-#define STEP 64
+#define STEP  64
 #define WARPS 4
 #define LOG2E 1.4426950408889634f
 
@@ -24,9 +25,11 @@ struct row_state {
     int low[2], high[2]; /* visible positions [low, high), empty where the row does not belong to the walk */
 };
 
-/* Tokens [first, first + STEP) of a sequence into shared memory, columns beyond dim left alone; zero outside [low, high). */
+/* Tokens [first, first + STEP) of a sequence into shared memory, columns beyond dim left alone; zero outside [low,
+ * high). */
 template <int HD, int TYPE>
-HK_FN void fetch(u16 *to, const hk_attend_args &a, const int *pages, int head, bool values, int first, int low, int high) {
+HK_FN void fetch(u16 *to, const hk_attend_args &a, const int *pages, int head, bool values, int first, int low,
+                 int high) {
     int dim = values ? a.cache.dim_v : a.cache.dim_k, eights = dim / 8;
     const u8 *plane = plane_of<TYPE>(a.cache, pages[first / HK_PAGE], head, values);
     for (int i = threadIdx.x; i < STEP * eights; i += WARPS * 32) {
@@ -51,7 +54,8 @@ template <int HD, int NT> HK_FN void score(const u16 *q, const u16 *k, int row0,
 #pragma unroll
     for (int b = 0; b < NT; b++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) s[b][e] = 0;
+        for (int e = 0; e < 4; e++)
+            s[b][e] = 0;
 #pragma unroll
     for (int d = 0; d < HD; d += 16) {
         u32 qf[4], kf[4];
@@ -78,7 +82,8 @@ HK_FN void soften(const hk_attend_args &a, row_state &st, int position, float (&
             for (int e = 0; e < 2; e++) {
                 int p = position + 8 * b + 2 * t + e;
                 float v = s[b][2 * h + e];
-                if (a.softcap > 0) v = a.softcap * tanh_of(v / a.softcap);
+                if (a.softcap > 0)
+                    v = a.softcap * tanh_of(v / a.softcap);
                 v = p >= st.low[h] && p < st.high[h] ? v * LOG2E : -HK_INFINITY;
                 s[b][2 * h + e] = v;
                 peak = fmaxf(peak, v);
@@ -120,13 +125,15 @@ template <int HD, int NT> HK_FN void weigh(const u16 *v, int token0, const float
     }
 }
 
-/* Walks over steps [begin, end) of a sequence's cache. The next keys are fetched while values are weighed, and so on. */
+/* Walks over steps [begin, end) of a sequence's cache. The next keys are fetched while values are weighed, and so on.
+ */
 template <int HD, int TYPE, int NT>
-HK_FN void walk(const hk_attend_args &a, const int *pages, int head, int begin, int end, int low, int high, u16 *q, u16 *k,
-                u16 *v, row_state &st, float (&o)[HD / 8][4]) {
+HK_FN void walk(const hk_attend_args &a, const int *pages, int head, int begin, int end, int low, int high, u16 *q,
+                u16 *k, u16 *v, row_state &st, float (&o)[HD / 8][4]) {
     constexpr bool DECODE = NT == 2;
     int warp = threadIdx.x >> 5, row0 = DECODE ? 0 : 16 * warp, token0 = DECODE ? 16 * warp : 0;
-    if (begin >= end) return;
+    if (begin >= end)
+        return;
     __syncthreads();
     fetch<HD, TYPE>(k, a, pages, head, false, begin * STEP, low, high);
     fetch<HD, TYPE>(v, a, pages, head, true, begin * STEP, low, high);
@@ -136,21 +143,26 @@ HK_FN void walk(const hk_attend_args &a, const int *pages, int head, int begin, 
         __syncthreads();
         score<HD, NT>(q, k, row0, token0, s);
         __syncthreads();
-        if (i + 1 < end) fetch<HD, TYPE>(k, a, pages, head, false, (i + 1) * STEP, low, high);
-        else copies_commit();
+        if (i + 1 < end)
+            fetch<HD, TYPE>(k, a, pages, head, false, (i + 1) * STEP, low, high);
+        else
+            copies_commit();
         soften<NT, HD / 8>(a, st, i * STEP + token0, s, o);
         copies_wait<1>();
         __syncthreads();
         weigh<HD, NT>(v, token0, s, o);
         __syncthreads();
-        if (i + 1 < end) fetch<HD, TYPE>(v, a, pages, head, true, (i + 1) * STEP, low, high);
-        else copies_commit();
+        if (i + 1 < end)
+            fetch<HD, TYPE>(v, a, pages, head, true, (i + 1) * STEP, low, high);
+        else
+            copies_commit();
     }
 }
 
 /* Rows of queries as halves, scaled; zero beyond the tile and beyond dim, where keys and values are zeroed as well. */
 template <int HD, int ROWS>
-HK_FN void load_queries(const hk_attend_args &a, u16 *q, u16 *k, u16 *v, int first_row, int n_rows, int head0, int group) {
+HK_FN void load_queries(const hk_attend_args &a, u16 *q, u16 *k, u16 *v, int first_row, int n_rows, int head0,
+                        int group) {
     for (int i = threadIdx.x; i < ROWS * HD; i += WARPS * 32) {
         int r = i / HD, d = i % HD, row = first_row + r;
         float x = 0;
@@ -162,8 +174,10 @@ HK_FN void load_queries(const hk_attend_args &a, u16 *q, u16 *k, u16 *v, int fir
     }
     for (int i = threadIdx.x; i < STEP * HD; i += WARPS * 32) {
         int r = i / HD, d = i % HD;
-        if (d >= a.cache.dim_k) k[r * (HD + 8) + d] = 0;
-        if (d >= a.cache.dim_v) v[r * (HD + 8) + d] = 0;
+        if (d >= a.cache.dim_k)
+            k[r * (HD + 8) + d] = 0;
+        if (d >= a.cache.dim_v)
+            v[r * (HD + 8) + d] = 0;
     }
 }
 
@@ -185,7 +199,8 @@ template <int HD, int TYPE> HK_FN void prefill(const hk_attend_args &a) {
     wait_for_previous();
     int n = a.step.counts[0], group = a.n_head / a.cache.n_kv, head = blockIdx.y, n_rows = n * group;
     int first = blockIdx.x * 64, warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
-    if (first >= n_rows) return;
+    if (first >= n_rows)
+        return;
     int token0 = first / group, token1 = min(n, (first + 63) / group + 1);
     load_queries<HD, 64>(a, q, k, v, first, n_rows, head * group, group);
     if (threadIdx.x < token1 - token0) {
@@ -215,18 +230,21 @@ template <int HD, int TYPE> HK_FN void prefill(const hk_attend_args &a) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int row = first + 16 * warp + g + 8 * h;
-        if (row >= n_rows) continue;
+        if (row >= n_rows)
+            continue;
         float *out = a.out + (row / group) * a.out_stride + (s64)(head * group + row % group) * a.cache.dim_v;
 #pragma unroll
         for (int d = 0; d < HD / 8; d++)
 #pragma unroll
             for (int e = 0; e < 2; e++)
-                if (8 * d + 2 * t + e < a.cache.dim_v) out[8 * d + 2 * t + e] = o[d][2 * h + e] / st.sum[h];
+                if (8 * d + 2 * t + e < a.cache.dim_v)
+                    out[8 * d + 2 * t + e] = o[d][2 * h + e] / st.sum[h];
     }
 }
 
 /* The four warps' states of 16 rows into one: acc[16][HD], peaks and sums in shared memory. */
-template <int HD> HK_FN void merge_warps(row_state &st, float (&o)[HD / 8][4], float *acc, float (*peaks)[16], float (*sums)[16]) {
+template <int HD>
+HK_FN void merge_warps(row_state &st, float (&o)[HD / 8][4], float *acc, float (*peaks)[16], float (*sums)[16]) {
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
     __syncthreads();
     if (t == 0) {
@@ -262,11 +280,14 @@ template <int HD> HK_FN void merge_warps(row_state &st, float (&o)[HD / 8][4], f
 HK_FN void combine_splits(const hk_attend_args &a, const float *part, int splits, float *out) {
     int lane = threadIdx.x & 31, dim = a.cache.dim_v, stride = dim + 2;
     float peak = -HK_INFINITY, sum = 0;
-    for (int s = 0; s < splits; s++) peak = fmaxf(peak, load_fresh(part + s * stride + dim));
-    for (int s = 0; s < splits; s++) sum += load_fresh(part + s * stride + dim + 1) * exp2f(load_fresh(part + s * stride + dim) - peak);
+    for (int s = 0; s < splits; s++)
+        peak = fmaxf(peak, load_fresh(part + s * stride + dim));
+    for (int s = 0; s < splits; s++)
+        sum += load_fresh(part + s * stride + dim + 1) * exp2f(load_fresh(part + s * stride + dim) - peak);
     for (int d = lane; d < dim; d += 32) {
         float y = 0;
-        for (int s = 0; s < splits; s++) y += load_fresh(part + s * stride + d) * exp2f(load_fresh(part + s * stride + dim) - peak);
+        for (int s = 0; s < splits; s++)
+            y += load_fresh(part + s * stride + d) * exp2f(load_fresh(part + s * stride + dim) - peak);
         out[d] = y / sum;
     }
 }
@@ -280,45 +301,54 @@ template <int HD, int TYPE> HK_FN void decode(const hk_attend_args &a) {
     allow_next();
     wait_for_previous();
     int token = blockIdx.z, group = a.n_head / a.cache.n_kv, tiles = (group + 15) / 16;
-    if (token >= a.step.counts[0]) return;
+    if (token >= a.step.counts[0])
+        return;
     int head = blockIdx.y / tiles, first = token * group + blockIdx.y % tiles * 16, n_rows = (token + 1) * group;
     int high = a.step.positions[token] + 1, low = a.window > 0 ? max(0, high - a.window) : 0;
     int step0 = low / STEP, steps = (high + STEP - 1) / STEP - step0, splits = min(a.splits, steps), split = blockIdx.x;
-    if (split >= splits) return;
+    if (split >= splits)
+        return;
     load_queries<HD, 16>(a, q, k, v, first, n_rows, head * group, group);
     row_state st = {{-HK_INFINITY, -HK_INFINITY}, {0, 0}, {low, low}, {high, high}};
     float o[HD / 8][4] = {};
     const int *pages = a.step.pages + a.step.sequences[token] * a.step.page_stride;
-    walk<HD, TYPE, 2>(a, pages, head, step0 + split * steps / splits, step0 + (split + 1) * steps / splits, low, high, q, k, v,
-                      st, o);
+    walk<HD, TYPE, 2>(a, pages, head, step0 + split * steps / splits, step0 + (split + 1) * steps / splits, low, high,
+                      q, k, v, st, o);
     finish_sums(st);
     float *acc = (float *)k;
     merge_warps<HD>(st, o, acc, peaks, sums);
     int dim = a.cache.dim_v, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     for (int r = warp; r < 16 && first + r < n_rows; r += WARPS) {
         float peak = fmaxf(fmaxf(peaks[0][r], peaks[1][r]), fmaxf(peaks[2][r], peaks[3][r])), sum = 0;
-        for (int w = 0; w < WARPS; w++) sum += peaks[w][r] == -HK_INFINITY ? 0 : sums[w][r] * exp2f(peaks[w][r] - peak);
+        for (int w = 0; w < WARPS; w++)
+            sum += peaks[w][r] == -HK_INFINITY ? 0 : sums[w][r] * exp2f(peaks[w][r] - peak);
         int h = head * group + (first + r) % group;
         float *to = splits == 1 ? a.out + token * a.out_stride + (s64)h * dim
                                 : a.partial + (((s64)token * a.n_head + h) * a.splits + split) * (dim + 2);
         float scale = splits == 1 ? 1.0f / sum : 1.0f;
-        for (int d = lane; d < dim; d += 32) to[d] = acc[r * HD + d] * scale;
-        if (splits > 1 && lane == 0) to[dim] = peak, to[dim + 1] = sum;
+        for (int d = lane; d < dim; d += 32)
+            to[d] = acc[r * HD + d] * scale;
+        if (splits > 1 && lane == 0)
+            to[dim] = peak, to[dim + 1] = sum;
     }
-    if (splits == 1) return;
+    if (splits == 1)
+        return;
     __threadfence();
     __syncthreads();
     int *arrived = a.arrived + token * gridDim.y + blockIdx.y;
-    if (threadIdx.x == 0) last = atomicAdd(arrived, 1) == splits - 1;
+    if (threadIdx.x == 0)
+        last = atomicAdd(arrived, 1) == splits - 1;
     __syncthreads();
-    if (!last) return;
+    if (!last)
+        return;
     __threadfence();
     for (int r = warp; r < 16 && first + r < n_rows; r += WARPS) {
         int h = head * group + (first + r) % group;
         combine_splits(a, a.partial + ((s64)token * a.n_head + h) * a.splits * (dim + 2), splits,
                        a.out + token * a.out_stride + (s64)h * dim);
     }
-    if (threadIdx.x == 0) *arrived = 0;
+    if (threadIdx.x == 0)
+        *arrived = 0;
 }
 
 #define HK_ATTEND(name, type, hd)                                                                                      \

@@ -1,5 +1,5 @@
-/* Products with float weights where tensor cores would lose bits or be idle: any number of columns of f32, and few columns of
- * f16 and bf16. The input is f32. */
+/* Products with float weights where tensor cores would lose bits or be idle: any number of columns of f32, and few
+ * columns of f16 and bf16. The input is f32. */
 #include "hk_rows.cuh"
 #include "hk_unit.cuh"
 
@@ -8,8 +8,10 @@ HK_FN float element(const unit_f16 *, const u8 *w, s64 i) { return half_to_float
 HK_FN float element(const unit_bf16 *, const u8 *w, s64 i) { return bf16_to_float(((const u16 *)w)[i]); }
 
 HK_FN void store_sum(const hk_part &p, int t, s64 row, float y) {
-    if (p.bias) y += p.bias[row];
-    if (p.add) y += load_fresh(p.add + t * p.add_stride + row);
+    if (p.bias)
+        y += p.bias[row];
+    if (p.add)
+        y += load_fresh(p.add + t * p.add_stride + row);
     p.out[t * p.out_stride + row] = y;
 }
 
@@ -23,19 +25,23 @@ template <class F, int N> HK_FN void float_matvec(const hk_matmul_args &a) {
         for (s64 i = 4 * lane; i < a.cols; i += 128) {
             float w[4];
 #pragma unroll
-            for (int e = 0; e < 4; e++) w[e] = element((const F *)0, a.part.w.q, row * a.cols + i + e);
+            for (int e = 0; e < 4; e++)
+                w[e] = element((const F *)0, a.part.w.q, row * a.cols + i + e);
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                if (j >= n) break;
+                if (j >= n)
+                    break;
                 f32x4 x = load_fresh4(a.x32 + j * a.x_stride + i);
                 acc[j] += w[0] * x.v[0] + w[1] * x.v[1] + w[2] * x.v[2] + w[3] * x.v[3];
             }
         }
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            if (j >= n) break;
+            if (j >= n)
+                break;
             float y = warp_sum(acc[j]);
-            if (lane == 0) store_sum(a.part, j, row, y);
+            if (lane == 0)
+                store_sum(a.part, j, row, y);
         }
     }
 }
@@ -52,7 +58,8 @@ HK_KERNEL hk_matmul_f32(const __grid_constant__ hk_matmul_args a) {
     allow_next();
     wait_for_previous();
     int n = a.step.counts[a.rows_are_outputs], row0 = blockIdx.x * 64, token0 = blockIdx.y * 64;
-    if (token0 >= n) return;
+    if (token0 >= n)
+        return;
     int tr = threadIdx.x & 15, tt = threadIdx.x >> 4;
     const float *weights = (const float *)a.part.w.q;
     float acc[4][4] = {};
@@ -69,7 +76,8 @@ HK_KERNEL hk_matmul_f32(const __grid_constant__ hk_matmul_args a) {
 #pragma unroll
             for (int i = 0; i < 4; i++)
 #pragma unroll
-                for (int j = 0; j < 4; j++) acc[i][j] += x[c][tt + 16 * i] * w[c][tr + 16 * j];
+                for (int j = 0; j < 4; j++)
+                    acc[i][j] += x[c][tt + 16 * i] * w[c][tr + 16 * j];
         __syncthreads();
     }
 #pragma unroll
@@ -77,6 +85,7 @@ HK_KERNEL hk_matmul_f32(const __grid_constant__ hk_matmul_args a) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             int t = token0 + tt + 16 * i, r = row0 + tr + 16 * j;
-            if (t < n && r < a.part.rows) store_sum(a.part, t, r, acc[i][j]);
+            if (t < n && r < a.part.rows)
+                store_sum(a.part, t, r, acc[i][j]);
         }
 }

@@ -1,12 +1,12 @@
-/* What kernels take: one struct by value each, so that a launch is (function, grid, block, bytes). All pointers are device
- * addresses. Host code packs the same structs (src/hybridkern/kernels/cuda/arguments.py). */
+/* What kernels take: one struct by value each, so that a launch is (function, grid, block, bytes). All pointers are
+ * device addresses. Host code packs the same structs (src/hybridkern/kernels/cuda/arguments.py). */
 #ifndef HK_ARGS_H
 #define HK_ARGS_H
 
-/* The step slot: everything that changes from step to step. The addresses stay, the contents are written before a step, so
- * one captured graph serves every position. */
+/* The step slot: everything that changes from step to step. The addresses stay, the contents are written before a step,
+ * so one captured graph serves every position. */
 typedef struct hk_step {
-    const int *counts; /* [0] tokens, [1] outputs */
+    const int *counts;                                    /* [0] tokens, [1] outputs */
     const int *tokens, *positions, *sequences, *variants; /* [tokens] */
     const int *outputs;                                   /* [outputs] rows of the step */
     const int *pages;                                     /* [sequences][page_stride] page ids */
@@ -46,7 +46,7 @@ typedef struct hk_matvec_args {
     long long cols, x_stride;
     int n_parts, glu, rows_are_outputs, normalise;
     float eps;
-    int pad;
+    int ahead; /* bytes per block that are prefetched into L2 */
 } hk_matvec_args;
 
 typedef struct hk_matmul_args {
@@ -65,10 +65,10 @@ enum { HK_ROW_COPY, HK_ROW_GLU_SILU, HK_ROW_GLU_GELU_TANH, HK_ROW_ADD, HK_ROW_SC
 typedef struct hk_rows_args {
     hk_step step;
     const float *x, *y, *norm, *add;
-    float *out;            /* f32, or NULL */
-    signed char *codes;    /* quantised, or NULL */
+    float *out;         /* f32, or NULL */
+    signed char *codes; /* quantised, or NULL */
     unsigned char *meta;
-    unsigned short *half;  /* f16 and its scale, or NULL */
+    unsigned short *half; /* f16 and its scale, or NULL */
     float *half_scale;
     long long width, x_stride, y_stride, add_stride, out_stride;
     int mode, rows_are_outputs, normalise;

@@ -2,8 +2,8 @@
  *
  *   f16    codes f16 [128][dim]
  *   q8_0   codes s8 [128][dim], then scales f16 [128][dim / 32]
- *   q4_0   codes of 4 bits [128][dim / 2 bytes], then scales f16 [128][dim / 32]; a word holds 8 dimensions, nibble i being
- *          dimension 2 i (i < 4) or 2 (i - 4) + 1: one mask then gives a pair of halves in order
+ *   q4_0   codes of 4 bits [128][dim / 2 bytes], then scales f16 [128][dim / 32]; a word holds 8 dimensions, nibble i
+ * being dimension 2 i (i < 4) or 2 (i - 4) + 1: one mask then gives a pair of halves in order
  *
  * quantised as GGUF's Q8_0 and Q4_0 define it. dim is a multiple of 8 (f16) or 32.
  */
@@ -35,20 +35,25 @@ template <int TYPE> HK_FN void store_head(u8 *plane, int dim, int slot, const fl
         bool in = b + lane < dim;
         float v = in ? x[b + lane] : 0, peak = warp_max(fabsf(v));
         if (TYPE == HK_CACHE_F16) {
-            if (in) ((u16 *)row)[b + lane] = float_to_half(v);
+            if (in)
+                ((u16 *)row)[b + lane] = float_to_half(v);
         } else if (TYPE == HK_CACHE_Q8_0) {
             float d = peak / 127.0f;
             row[b + lane] = (u8)(s8)(d > 0 ? roundf(v * (1.0f / d)) : 0);
-            if (lane == 0) scales[b / 32] = float_to_half(d);
+            if (lane == 0)
+                scales[b / 32] = float_to_half(d);
         } else {
             u32 holders = __ballot_sync(~0u, fabsf(v) == peak);
             float d = __shfl_sync(~0u, v, __ffs(holders) - 1) / -8.0f;
             u32 code = min(15, (int)(v * (d != 0 ? 1.0f / d : 0) + 8.5f));
             int i = lane & 7, shift = 4 * (i >> 1) + 16 * (i & 1);
             u32 word = code << shift;
-            for (int o = 1; o < 8; o <<= 1) word |= __shfl_xor_sync(~0u, word, o);
-            if (i == 0) *(u32 *)(row + b / 2 + lane / 2) = word;
-            if (lane == 0) scales[b / 32] = float_to_half(d);
+            for (int o = 1; o < 8; o <<= 1)
+                word |= __shfl_xor_sync(~0u, word, o);
+            if (i == 0)
+                *(u32 *)(row + b / 2 + lane / 2) = word;
+            if (lane == 0)
+                scales[b / 32] = float_to_half(d);
         }
     }
 }
@@ -56,7 +61,8 @@ template <int TYPE> HK_FN void store_head(u8 *plane, int dim, int slot, const fl
 /* Eight dimensions from 8 e of one token as halves, the scale multiplied in. */
 template <int TYPE> HK_FN u32x4 read_eight(const u8 *plane, int dim, int slot, int e) {
     const u8 *row = plane + slot * code_row_bytes<TYPE>(dim);
-    if (TYPE == HK_CACHE_F16) return *(const u32x4 *)(row + 16 * e);
+    if (TYPE == HK_CACHE_F16)
+        return *(const u32x4 *)(row + 16 * e);
     u32 d = ((const u16 *)(plane + HK_PAGE * code_row_bytes<TYPE>(dim)))[slot * (dim / 32) + e / 4];
     d |= d << 16;
     u32x4 r;

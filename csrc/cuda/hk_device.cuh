@@ -13,10 +13,10 @@ typedef short s16;
 typedef int s32;
 typedef long long s64;
 
-#define HK_FN static __device__ __forceinline__
-#define HK_KERNEL extern "C" __global__ void
+#define HK_FN        static __device__ __forceinline__
+#define HK_KERNEL    extern "C" __global__ void
 #define HK_MAX_FLOAT 3.402823466e+38f
-#define HK_INFINITY __uint_as_float(0x7F800000u)
+#define HK_INFINITY  __uint_as_float(0x7F800000u)
 
 /* --- half precision: a half is a u16, a pair of halves a u32 (first in the low bits) --- */
 
@@ -110,6 +110,16 @@ HK_FN float load_fresh(const float *p) {
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(r) : "l"(p) : "memory");
     return r;
 }
+/* Asks for [p, p + bytes) to be brought into L2; reaches over both ends to whole 16 bytes. */
+HK_FN void prefetch(const void *p, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+    u64 at = (u64)p & ~15ull;
+    u32 size = (u32)((((u64)p & 15) + bytes + 15) & ~15ull);
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(size));
+#endif
+}
+/* A barrier of `threads` threads, one of 15 beside __syncthreads. */
+HK_FN void barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 HK_FN u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
 /* --- integer helpers --- */
@@ -129,12 +139,14 @@ HK_FN u32 permute(u32 a, u32 b, u32 selector) {
 
 HK_FN float warp_sum(float x) {
 #pragma unroll
-    for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(~0u, x, o);
+    for (int o = 16; o; o >>= 1)
+        x += __shfl_xor_sync(~0u, x, o);
     return x;
 }
 HK_FN float warp_max(float x) {
 #pragma unroll
-    for (int o = 16; o; o >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, o));
+    for (int o = 16; o; o >>= 1)
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, o));
     return x;
 }
 

@@ -1,9 +1,9 @@
 /* Row arithmetic that several kernels share: block sums, activations, and the quantised form of a row.
  *
- * A quantised row of K values: codes [2][K / 2] and meta [K / 32][8 B]. The first plane holds weights 0..15 of every unit of
- * 32, the second 16..31, so that neighbouring lanes read neighbouring 16 bytes. Meta is the scale (f32) and the two sums
- * (s16) of the unit's halves. scale = max|x| / 127, code = round(x * (127 / max|x|)), to even; a unit with a NaN or an
- * infinity gets the scale NaN and codes 0, so that the fault stays visible.
+ * A quantised row of K values: codes [2][K / 2] and meta [K / 32][8 B]. The first plane holds weights 0..15 of every
+ * unit of 32, the second 16..31, so that neighbouring lanes read neighbouring 16 bytes. Meta is the scale (f32) and the
+ * two sums (s16) of the unit's halves. scale = max|x| / 127, code = round(x * (127 / max|x|)), to even; a unit with a
+ * NaN or an infinity gets the scale NaN and codes 0, so that the fault stays visible.
  */
 #ifndef HK_ROWS_CUH
 #define HK_ROWS_CUH
@@ -16,7 +16,8 @@
 /* Sum (or maximum) over the block; every thread gets it. `shared` holds HK_MAX_WARPS floats and is free afterwards. */
 template <bool MAX> HK_FN float block_reduce(float x, float *shared, int thread, int n_threads) {
     x = MAX ? warp_max(x) : warp_sum(x);
-    if ((thread & 31) == 0) shared[thread >> 5] = x;
+    if ((thread & 31) == 0)
+        shared[thread >> 5] = x;
     __syncthreads();
     int lane = thread & 31;
     x = lane < n_threads >> 5 ? shared[lane] : MAX ? -HK_MAX_FLOAT : 0;
@@ -35,8 +36,8 @@ HK_FN float gelu_tanh(float x) {
     return 0.5f * x * (1.0f + tanh_of(0.7978845608028654f * (x + 0.044715f * x * x * x)));
 }
 
-/* Quantises four values v of a unit that 8 neighbouring lanes hold together (lane % 8 = quarter of a half), all lanes of the
- * warp taking part. i4: index of the four in the row / 4. */
+/* Quantises four values v of a unit that 8 neighbouring lanes hold together (lane % 8 = quarter of a half), all lanes
+ * of the warp taking part. i4: index of the four in the row / 4. */
 HK_FN void quantise_quad(const float (&v)[4], s64 i4, s64 K, s8 *codes, u8 *meta, bool valid) {
     float peak = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
     bool bad = !(fabsf(v[0]) + fabsf(v[1]) + fabsf(v[2]) + fabsf(v[3]) <= HK_MAX_FLOAT);
@@ -57,7 +58,8 @@ HK_FN void quantise_quad(const float (&v)[4], s64 i4, s64 K, s8 *codes, u8 *meta
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     s32 other = __shfl_xor_sync(~0u, sum, 4);
-    if (!valid) return;
+    if (!valid)
+        return;
     s64 unit = i4 >> 3;
     int at = (int)(i4 & 7);
     *(u32 *)(codes + (at < 4 ? 0 : K / 2) + 16 * unit + 4 * (at & 3)) = word;

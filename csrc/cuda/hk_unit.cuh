@@ -1,8 +1,9 @@
-/* The device layout of weights, and how each format unpacks. Shared loops multiply; a format only says how it is loaded.
+/* The device layout of weights, and how each format unpacks. Shared loops multiply; a format only says how it is
+ * loaded.
  *
- * A unit is 32 consecutive weights of one row; the units of a matrix are numbered row by row, i = row * (cols / 32) + u. A
- * matrix is up to four planes, each an array over units (or over blocks of 256 weights, b = i / 8), so that neighbouring
- * lanes, which take neighbouring units, read neighbouring words:
+ * A unit is 32 consecutive weights of one row; the units of a matrix are numbered row by row, i = row * (cols / 32) +
+ * u. A matrix is up to four planes, each an array over units (or over blocks of 256 weights, b = i / 8), so that
+ * neighbouring lanes, which take neighbouring units, read neighbouring words:
  *
  *            q (codes)             h (more code bits)   s (scales)             d
  *   Q4_0     16 B                                                              d f16 per unit
@@ -20,17 +21,18 @@
  *   IQ4_XS   16 B nibble order                          8 B per block
  *   F32, F16, BF16: the rows as they are, in q.
  *
- * Planes follow each other in that order, each padded to 256 bytes; nothing else is added, so a matrix has the size of its
- * rows in the file plus at most 4 * 255 bytes.
+ * Planes follow each other in that order, each padded to 256 bytes; nothing else is added, so a matrix has the size of
+ * its rows in the file plus at most 4 * 255 bytes.
  *
  * Codes. Group g is the weights 4g .. 4g + 3 as four bytes, byte i being weight 4g + i.
- *   4 bits: byte i of word j holds weight 8j + i in its low and weight 8j + 4 + i in its high nibble: two masks make two
- *           groups. "Nibble order", for codebooks: nibble i of word j is weight 8j + i, as the byte permutation wants it.
- *   2 bits: byte i of word g / 4, bits 2 (g % 4): weight 4g + i.     1 bit: byte i, bit g: weight 4g + i.
- * Scales. Q4_K, Q5_K: d, dmin, then 12 bits per unit, scale | min << 6. Q3_K: byte u holds the low nibbles of the unit's two
- * scales, byte 8 + u / 2 the upper two bits of both, in nibble u % 2. IQ4_XS: d, scales_h, scales_l as in the file.
+ *   4 bits: byte i of word j holds weight 8j + i in its low and weight 8j + 4 + i in its high nibble: two masks make
+ * two groups. "Nibble order", for codebooks: nibble i of word j is weight 8j + i, as the byte permutation wants it. 2
+ * bits: byte i of word g / 4, bits 2 (g % 4): weight 4g + i.     1 bit: byte i, bit g: weight 4g + i. Scales. Q4_K,
+ * Q5_K: d, dmin, then 12 bits per unit, scale | min << 6. Q3_K: byte u holds the low nibbles of the unit's two scales,
+ * byte 8 + u / 2 the upper two bits of both, in nibble u % 2. IQ4_XS: d, scales_h, scales_l as in the file.
  *
- * The weight is s * (code - ZERO) + m, with one (s, m) per unit or one for each half of it.
+ * Q_BYTES ..: bytes of each plane per 8 units. The weight is s * (code - ZERO) + m, with one (s, m) per unit or one for
+ * each half of it.
  */
 #ifndef HK_UNIT_CUH
 #define HK_UNIT_CUH
@@ -75,6 +77,7 @@ HK_FN u32 twelve_bits(u32 w0, u32 w1, u32 w2, int j) {
 
 struct unit_q4_0 {
     HK_UNIT_HEAD(8, false, false, false)
+    static constexpr int Q_BYTES = 128, H_BYTES = 0, S_BYTES = 0, D_BYTES = 16;
     u32x4 q;
     u16 d;
     HK_FN void load(unit_q4_0 &r, const hk_matrix &m, u64 i) {
@@ -87,6 +90,7 @@ struct unit_q4_0 {
 
 struct unit_q4_1 {
     HK_UNIT_HEAD(0, true, false, false)
+    static constexpr int Q_BYTES = 128, H_BYTES = 0, S_BYTES = 0, D_BYTES = 32;
     u32x4 q;
     u32 d;
     HK_FN void load(unit_q4_1 &r, const hk_matrix &m, u64 i) {
@@ -99,6 +103,7 @@ struct unit_q4_1 {
 
 struct unit_q5_0 {
     HK_UNIT_HEAD(16, false, false, false)
+    static constexpr int Q_BYTES = 128, H_BYTES = 32, S_BYTES = 0, D_BYTES = 16;
     u32x4 q;
     u32 h;
     u16 d;
@@ -113,6 +118,7 @@ struct unit_q5_0 {
 
 struct unit_q5_1 {
     HK_UNIT_HEAD(0, true, false, false)
+    static constexpr int Q_BYTES = 128, H_BYTES = 32, S_BYTES = 0, D_BYTES = 32;
     u32x4 q;
     u32 h, d;
     HK_FN void load(unit_q5_1 &r, const hk_matrix &m, u64 i) {
@@ -126,6 +132,7 @@ struct unit_q5_1 {
 
 struct unit_q8_0 {
     HK_UNIT_HEAD(0, false, false, true)
+    static constexpr int Q_BYTES = 128, H_BYTES = 128, S_BYTES = 0, D_BYTES = 16;
     u32x4 q, h;
     u16 d;
     HK_FN void load(unit_q8_0 &r, const hk_matrix &m, u64 i) {
@@ -139,6 +146,7 @@ struct unit_q8_0 {
 
 struct unit_iq4_nl {
     HK_UNIT_HEAD(0, false, false, true)
+    static constexpr int Q_BYTES = 128, H_BYTES = 0, S_BYTES = 0, D_BYTES = 16;
     u32x4 q;
     u16 d;
     HK_FN void load(unit_iq4_nl &r, const hk_matrix &m, u64 i) {
@@ -151,6 +159,7 @@ struct unit_iq4_nl {
 
 struct unit_mxfp4 {
     HK_UNIT_HEAD(0, false, false, true)
+    static constexpr int Q_BYTES = 128, H_BYTES = 0, S_BYTES = 0, D_BYTES = 8;
     u32x4 q;
     u32 e;
     HK_FN void load(unit_mxfp4 &r, const hk_matrix &m, u64 i) {
@@ -166,6 +175,7 @@ struct unit_mxfp4 {
 
 struct unit_q2_k {
     HK_UNIT_HEAD(0, true, true, false)
+    static constexpr int Q_BYTES = 64, H_BYTES = 0, S_BYTES = 16, D_BYTES = 4;
     u32x2 q;
     u16 s;
     u32 d;
@@ -184,6 +194,7 @@ struct unit_q2_k {
 
 struct unit_q3_k {
     HK_UNIT_HEAD(4, false, true, false)
+    static constexpr int Q_BYTES = 64, H_BYTES = 32, S_BYTES = 12, D_BYTES = 2;
     u32x2 q;
     u32 h, lo, hi;
     u16 d;
@@ -211,6 +222,7 @@ HK_FN unit_scale scale_q4_k(const u32x4 &s, u32 i) {
 
 struct unit_q4_k {
     HK_UNIT_HEAD(0, true, false, false)
+    static constexpr int Q_BYTES = 128, H_BYTES = 0, S_BYTES = 16, D_BYTES = 0;
     u32x4 q, s;
     HK_FN void load(unit_q4_k &r, const hk_matrix &m, u64 i) {
         r.q = load_weights16(m.q + 16 * i);
@@ -222,6 +234,7 @@ struct unit_q4_k {
 
 struct unit_q5_k {
     HK_UNIT_HEAD(0, true, false, false)
+    static constexpr int Q_BYTES = 128, H_BYTES = 32, S_BYTES = 16, D_BYTES = 0;
     u32x4 q, s;
     u32 h;
     HK_FN void load(unit_q5_k &r, const hk_matrix &m, u64 i) {
@@ -235,6 +248,7 @@ struct unit_q5_k {
 
 struct unit_q6_k {
     HK_UNIT_HEAD(32, false, true, false)
+    static constexpr int Q_BYTES = 128, H_BYTES = 64, S_BYTES = 16, D_BYTES = 2;
     u32x4 q;
     u32x2 h;
     u16 s, d;
@@ -253,6 +267,7 @@ struct unit_q6_k {
 
 struct unit_iq4_xs {
     HK_UNIT_HEAD(0, false, false, true)
+    static constexpr int Q_BYTES = 128, H_BYTES = 0, S_BYTES = 8, D_BYTES = 0;
     u32x4 q;
     u32x2 s;
     HK_FN void load(unit_iq4_xs &r, const hk_matrix &m, u64 i) {
@@ -286,21 +301,24 @@ struct unit_f32 {
 };
 HK_FN void group_values(const unit_f32 &r, const unit_scale &, int g, float (&w)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) w[i] = r.p[4 * g + i];
+    for (int i = 0; i < 4; i++)
+        w[i] = r.p[4 * g + i];
 }
 
 struct unit_f16 {
     u32x4 q[4];
     HK_FN void load(unit_f16 &r, const hk_matrix &m, u64 i) {
 #pragma unroll
-        for (int j = 0; j < 4; j++) r.q[j] = load_shared_by_lanes16(m.q + 64 * i + 16 * j);
+        for (int j = 0; j < 4; j++)
+            r.q[j] = load_shared_by_lanes16(m.q + 64 * i + 16 * j);
     }
     HK_FN unit_scale scale(const unit_f16 &, u32) { return one_scale(1, 0); }
     HK_FN u32 pair(const unit_f16 &r, int p) { return r.q[p >> 2].v[p & 3]; }
 };
 HK_FN void group_values(const unit_f16 &r, const unit_scale &, int g, float (&w)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) w[i] = half_to_float((u16)(unit_f16::pair(r, 2 * g + i / 2) >> 16 * (i & 1)));
+    for (int i = 0; i < 4; i++)
+        w[i] = half_to_float((u16)(unit_f16::pair(r, 2 * g + i / 2) >> 16 * (i & 1)));
 }
 
 struct unit_bf16 : unit_f16 {
@@ -309,7 +327,8 @@ struct unit_bf16 : unit_f16 {
 };
 HK_FN void group_values(const unit_bf16 &r, const unit_scale &, int g, float (&w)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) w[i] = bf16_to_float((u16)(unit_f16::pair(r, 2 * g + i / 2) >> 16 * (i & 1)));
+    for (int i = 0; i < 4; i++)
+        w[i] = bf16_to_float((u16)(unit_f16::pair(r, 2 * g + i / 2) >> 16 * (i & 1)));
 }
 
 #endif

@@ -1,23 +1,24 @@
 /* Products with many columns on the tensor cores: weights become halves in registers, activations come as halves.
  *
- * A block computes 128 rows x BN tokens in chunks of 128 along K. A warp owns 32 rows (two m16 tiles) and WN * 8 tokens.
- * The order of K inside a chunk is free as long as both operands agree, so it is chosen for the weights: lane t of a quad
- * (t = lane % 4) holds whole unit t of the chunk, with its own scale, and gives weights 4s .. 4s + 3 of it to step s of 8.
- * Weights therefore go from memory to fragments without shared memory, one chunk ahead. A lane's activations for two
- * steps are the 16 bytes at 32 t + 8 j of a token's chunk.
+ * A block computes 128 rows x BN tokens in chunks of 128 along K. A warp owns 32 rows (two m16 tiles) and WN * 8
+ * tokens. The order of K inside a chunk is free as long as both operands agree, so it is chosen for the weights: lane t
+ * of a quad (t = lane % 4) holds whole unit t of the chunk, with its own scale, and gives weights 4s .. 4s + 3 of it to
+ * step s of 8. Weights therefore go from memory to fragments without shared memory, one chunk ahead. A lane's
+ * activations for two steps are the 16 bytes at 32 t + 8 j of a token's chunk.
  *
- * Activations are copied asynchronously, STAGES deep: a token's chunk is 256 bytes in 16 pieces, piece j of unit t lying at
- * 4 t + (j ^ (t / 2 + 2 (token % 2))): the 8 lanes of a quarter warp then touch all banks once.
+ * Activations are copied asynchronously, STAGES deep: a token's chunk is 256 bytes in 16 pieces, piece j of unit t
+ * lying at 4 t + (j ^ (t / 2 + 2 (token % 2))): the 8 lanes of a quarter warp then touch all banks once.
  *
- * A weight is (code - zero) * s + m in half precision: 1024 + code is exact in a half, so is the difference; s and m are
- * rounded once and carried 64-fold, against subnormals. Sums are f32. Dequantising to int8 instead would need a flush
- * of the integer sums every 16 or 32 k, which costs more than the halved matrix rate on the chips that matter first.
+ * A weight is (code - zero) * s + m in half precision: 1024 + code is exact in a half, so is the difference; s and m
+ * are rounded once and carried 64-fold, against subnormals. Sums are f32. Dequantising to int8 instead would need a
+ * flush of the integer sums every 16 or 32 k, which costs more than the halved matrix rate on the chips that matter
+ * first.
  */
 #include "hk_rows.cuh"
 #include "hk_unit.cuh"
 
-#define STAGES 3
-#define CHUNK 128
+#define STAGES  3
+#define CHUNK   128
 #define CARRIED 64.0f
 
 /* One row's share of a chunk: a unit, and its scales as pairs of halves. */
@@ -43,7 +44,8 @@ HK_FN void prepare(row_unit<unit_bf16> &w, u32, bool valid) { w.s0 = valid ? ~0u
 /* The four halves of group g. */
 template <class F> HK_FN void group_halves(const row_unit<F> &w, int g, u32 &lo, u32 &hi) {
     u32 codes = F::group(w.raw, g), zero = F::SIGNED ? 0x64806480u : 0x64006400u + 0x10001u * F::ZERO;
-    if (F::SIGNED) codes ^= 0x80808080u;
+    if (F::SIGNED)
+        codes ^= 0x80808080u;
     u32 s = g < 4 ? w.s0 : w.s1, m = g < 4 ? w.m0 : w.m1;
     lo = half2_sub(permute(codes, 0x64646464u, 0x4140u), zero);
     hi = half2_sub(permute(codes, 0x64646464u, 0x4342u), zero);
@@ -98,7 +100,8 @@ template <class F, int WN> HK_FN void multiply_chunk(const row_unit<F> (&w)[4], 
 #pragma unroll
         for (int s = 0; s < 2; s++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) group_halves(w[i], 2 * j + s, f[s][i >> 1][i & 1], f[s][i >> 1][2 + (i & 1)]);
+            for (int i = 0; i < 4; i++)
+                group_halves(w[i], 2 * j + s, f[s][i >> 1][i & 1], f[s][i >> 1][2 + (i & 1)]);
         const u8 *p = x + g * 256 + (4 * t + (j ^ (t >> 1 | (g & 1) << 1))) * 16;
 #pragma unroll
         for (int b = 0; b < WN; b++) {
@@ -112,22 +115,27 @@ template <class F, int WN> HK_FN void multiply_chunk(const row_unit<F> (&w)[4], 
     }
 }
 
-template <class F, int WN> HK_FN void store_tile(const hk_matmul_args &a, int row0, int token0, int n, float (&acc)[2][WN][4]) {
+template <class F, int WN>
+HK_FN void store_tile(const hk_matmul_args &a, int row0, int token0, int n, float (&acc)[2][WN][4]) {
     int t = threadIdx.x & 3;
 #pragma unroll
     for (int b = 0; b < WN; b++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             int token = token0 + 8 * b + 2 * t + e;
-            if (token >= n) continue;
+            if (token >= n)
+                continue;
             float scale = load_fresh(a.x_scale + token) * (1.0f / carried<F>::value);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int row = row0 + 8 * i;
-                if (row >= (int)a.part.rows) continue;
+                if (row >= (int)a.part.rows)
+                    continue;
                 float y = acc[i >> 1][b][2 * (i & 1) + e] * scale;
-                if (a.part.bias) y += a.part.bias[row];
-                if (a.part.add) y += load_fresh(a.part.add + token * a.part.add_stride + row);
+                if (a.part.bias)
+                    y += a.part.bias[row];
+                if (a.part.add)
+                    y += load_fresh(a.part.add + token * a.part.add_stride + row);
                 a.part.out[token * a.part.out_stride + row] = y;
             }
         }
@@ -146,10 +154,13 @@ template <class F, int WN, int NW> HK_FN void matmul(const hk_matmul_args &a) {
     load_rows(a, row0, lane & 3, units, raw);
     wait_for_previous();
     int n = a.step.counts[a.rows_are_outputs];
-    if (token0 >= n) return;
+    if (token0 >= n)
+        return;
     for (int c = 0; c < STAGES - 1; c++)
-        if (c < chunks) copy_chunk<BN>(a, shared + c * STAGE, token0, n, c);
-        else copies_commit();
+        if (c < chunks)
+            copy_chunk<BN>(a, shared + c * STAGE, token0, n, c);
+        else
+            copies_commit();
     float acc[2][WN][4] = {};
     for (int c = 0; c < chunks; c++) {
         copies_wait<STAGES - 2>();
@@ -161,10 +172,13 @@ template <class F, int WN, int NW> HK_FN void matmul(const hk_matmul_args &a) {
             w[i].raw = raw[i];
             prepare(w[i], unit, unit < units);
         }
-        if (c + 1 < chunks) load_rows(a, row0, unit + 4, units, raw);
+        if (c + 1 < chunks)
+            load_rows(a, row0, unit + 4, units, raw);
         int next = c + STAGES - 1;
-        if (next < chunks) copy_chunk<BN>(a, shared + next % STAGES * STAGE, token0, n, next);
-        else copies_commit();
+        if (next < chunks)
+            copy_chunk<BN>(a, shared + next % STAGES * STAGE, token0, n, next);
+        else
+            copies_commit();
         multiply_chunk<F, WN>(w, shared + c % STAGES * STAGE + (warp >> 2) * WN * 8 * 256, acc);
     }
     store_tile<F, WN>(a, row0, token0 + (warp >> 2) * WN * 8, n, acc);
@@ -184,8 +198,8 @@ HK_APPLY(HK_ONLY)
 HK_MATMUL(f16)
 HK_MATMUL(bf16)
 #define HK_MATMUL_F32(lower)
-#define HK_MATMUL_Q8_32(lower) HK_MATMUL(lower)
-#define HK_MATMUL_Q8_256(lower) HK_MATMUL(lower)
+#define HK_MATMUL_Q8_32(lower)                                   HK_MATMUL(lower)
+#define HK_MATMUL_Q8_256(lower)                                  HK_MATMUL(lower)
 #define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act) HK_MATMUL_##act(lower)
 #include "../formats/hk_types.def"
 #endif

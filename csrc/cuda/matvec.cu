@@ -1,17 +1,20 @@
-/* Products of weights with 1 to 8 columns, bound by memory: every thread has several 16-byte loads in flight.
+/* Products of weights with 1 to 8 columns, bound by memory: enough bytes must be under way at any moment.
  *
- * A block is 32 WK x WR threads. The WK warps of a row group share the units of a row (one unit of 32 weights per thread
- * and pass), each thread taking the same unit of R rows, so that its part of the activations serves R rows; the WR groups
- * take different rows. Blocks stay and stride over tiles of WR * R rows; a thread loads its next unit as soon as the
- * registers of the last are free, so loads are in flight while sums are reduced and stored.
+ * A block is 32 WK x WR threads. The WK warps of a group share the units of a row (one unit of 32 weights per thread
+ * and pass), each thread taking the same unit of R rows, so that its part of the activations serves R rows. Every group
+ * of the grid has its own contiguous range of tiles of R rows, as equal as can be, and its own barrier.
  *
- * The first loads are issued before the wait for the previous kernel (programmatic dependent launch): weights depend on
- * nothing. With one column every block normalises and quantises the input for itself, behind these loads: a kernel of
- * its own for that costs a launch and a round trip through L2. With more columns that would fill shared memory, and the
- * input comes quantised from hk_rows.
+ * Weights are on their way at three distances. A thread's registers hold its next unit of R rows: it is asked for as
+ * soon as they are free, before sums are reduced and stored. The tiles behind that are brought into L2 by bulk
+ * prefetches, `ahead` bytes per block, which cost no registers. And all of this starts before the wait for the previous
+ * kernel (programmatic dependent launch): weights depend on nothing, so memory stays busy while kernels change.
  *
- * Up to four matrices of one format form a group over the same input. With `glu`, each tile holds R / 2 rows of the gate
- * and the same rows of up, and stores act(gate) * up.
+ * With one column every block normalises and quantises the input for itself, behind these loads: a kernel of its own
+ * for that costs a launch and a round trip through L2. With more columns that would fill shared memory, and the input
+ * comes quantised from hk_rows.
+ *
+ * Up to four matrices of one format form a group over the same input. With `glu`, each tile holds R / 2 rows of the
+ * gate and the same rows of up, and stores act(gate) * up.
  */
 #include "hk_rows.cuh"
 #include "hk_unit.cuh"
@@ -35,13 +38,15 @@ HK_FN int tiles_of(const hk_matvec_args &a, int p) {
 }
 HK_FN int tile_count(const hk_matvec_args &a) {
     int n = 0;
-    for (int p = 0; p < (a.glu ? 1 : a.n_parts); p++) n += tiles_of(a, p);
+    for (int p = 0; p < (a.glu ? 1 : a.n_parts); p++)
+        n += tiles_of(a, p);
     return n;
 }
 HK_FN tile_place place_of(const hk_matvec_args &a, int tile) {
     int p = 0;
     if (!a.glu)
-        while (p + 1 < a.n_parts && tile >= tiles_of(a, p)) tile -= tiles_of(a, p++);
+        while (p + 1 < a.n_parts && tile >= tiles_of(a, p))
+            tile -= tiles_of(a, p++);
     return {p, tile * (a.glu ? R / 2 : R)};
 }
 /* Part and row of row r of a tile, kept inside the matrix: what lies beyond is computed twice and not stored. */
@@ -61,28 +66,74 @@ template <class F> HK_FN void load_units(const hk_matvec_args &a, int tile, int 
     }
 }
 
-/* The input of the only column into shared memory: codes [K], then meta [K / 32][8]. */
+/* Asks for the rows of a tile to be brought into L2; thread r of the group takes row r. */
+template <class F> HK_FN void prefetch_tile(const hk_matvec_args &a, int tile) {
+    if ((int)threadIdx.x >= R)
+        return;
+    int part;
+    u32 row = (u32)row_of(a, place_of(a, tile), threadIdx.x, part), eighths = (u32)a.cols / 256;
+    const hk_matrix &w = a.part[part].w;
+    if (eighths == 0)
+        return;
+    u64 first = (u64)row * ((u32)a.cols / 32);
+    prefetch(w.q + first * F::Q_BYTES / 8, eighths * F::Q_BYTES);
+    if (F::H_BYTES)
+        prefetch(w.h + first * F::H_BYTES / 8, eighths * F::H_BYTES);
+    if (F::S_BYTES)
+        prefetch(w.s + first * F::S_BYTES / 8, eighths * F::S_BYTES);
+    if (F::D_BYTES)
+        prefetch(w.d + first * F::D_BYTES / 8, eighths * F::D_BYTES);
+}
+
+#define QUADS 4
+
+/* The input of the only column into shared memory: codes [K], then meta [K / 32][8]. A thread holds QUADS fours in
+ * registers, so that one trip to L2 is enough for K up to 32 QUADS * threads / 8; a longer row is read twice. */
+HK_FN void load_quads(const hk_matvec_args &a, int base, int n_threads, f32x4 (&x)[QUADS]) {
+    int quads = (int)a.cols / 4;
+#pragma unroll
+    for (int k = 0; k < QUADS; k++) {
+        int i = base + k * n_threads;
+        if (i < quads)
+            x[k] = load_fresh4(a.x + 4 * i);
+        else
+            x[k] = {{0, 0, 0, 0}};
+    }
+}
 HK_FN void prepare_input(const hk_matvec_args &a, s8 *codes, u8 *meta, float *reduce) {
     int thread = threadIdx.y * blockDim.x + threadIdx.x, n_threads = blockDim.x * blockDim.y;
-    s64 quads = a.cols / 4;
+    int quads = (int)a.cols / 4, step = QUADS * n_threads;
     float factor = 1;
+    f32x4 x[QUADS];
     if (a.normalise) {
         float sum = 0;
-        for (s64 i = thread; i < quads; i += n_threads) {
-            f32x4 x = load_fresh4(a.x + 4 * i);
-            sum += x.v[0] * x.v[0] + x.v[1] * x.v[1] + x.v[2] * x.v[2] + x.v[3] * x.v[3];
+        for (int base = 0; base < quads; base += step) {
+            load_quads(a, base + thread, n_threads, x);
+#pragma unroll
+            for (int k = 0; k < QUADS; k++)
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    sum += x[k].v[j] * x[k].v[j];
         }
         factor = rsqrtf(block_reduce<false>(sum, reduce, thread, n_threads) / (float)a.cols + a.eps);
     }
-    for (s64 base = 0; base < quads; base += n_threads) {
-        s64 i = base + thread;
-        float v[4] = {0, 0, 0, 0};
-        if (i < quads) {
-            f32x4 x = load_fresh4(a.x + 4 * i);
+    for (int base = 0; base < quads; base += step) {
+        if (!a.normalise || step < quads)
+            load_quads(a, base + thread, n_threads, x);
 #pragma unroll
-            for (int j = 0; j < 4; j++) v[j] = x.v[j] * factor * (a.norm ? a.norm[4 * i + j] : 1.0f);
+        for (int k = 0; k < QUADS; k++) {
+            int i = base + k * n_threads + thread;
+            if (i - thread >= quads)
+                break;
+            f32x4 w = {{1, 1, 1, 1}};
+            if (a.norm && i < quads)
+                w = *(const f32x4 *)(a.norm + 4 * i);
+            float v[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                v[j] = x[k].v[j] * factor * w.v[j];
+            quantise_quad(v, i, a.cols, codes, meta, i < quads);
         }
-        quantise_quad(v, i, a.cols, codes, meta, i < quads);
     }
     __syncthreads();
 }
@@ -98,11 +149,13 @@ template <class F> HK_FN float unit_dot(const u32 (&w)[8], const unit_scale &c, 
     s32 s0 = (s16)sums, s1 = (s16)(sums >> 16);
     if (F::TWO_SCALES) {
         float y = c.s0 * (float)(lo - F::ZERO * s0) + c.s1 * (float)(hi - F::ZERO * s1);
-        if (F::HAS_MIN) y += c.m0 * (float)s0 + c.m1 * (float)s1;
+        if (F::HAS_MIN)
+            y += c.m0 * (float)s0 + c.m1 * (float)s1;
         return d * y;
     }
     float y = c.s0 * (float)(lo + hi - F::ZERO * (s0 + s1));
-    if (F::HAS_MIN) y += c.m0 * (float)(s0 + s1);
+    if (F::HAS_MIN)
+        y += c.m0 * (float)(s0 + s1);
     return d * y;
 }
 
@@ -118,32 +171,36 @@ HK_FN input_unit load_input(const s8 *codes, const u8 *meta, int K, int u, int j
 }
 
 template <class F, int N>
-HK_FN void multiply_units(const F (&raw)[R], int u, int K, int n, const s8 *codes, const u8 *meta, float (&acc)[R][N]) {
-    if (N == 1) { /* rows one after the other: fewer registers */
+HK_FN void multiply_units(const F (&raw)[R], int u, int K, int n, const s8 *codes, const u8 *meta, float (&acc)[N][R]) {
+    if constexpr (N == 1) { /* rows one after the other: fewer registers */
         input_unit x = load_input(codes, meta, K, u, 0);
 #pragma unroll
         for (int r = 0; r < R; r++) {
             u32 w[8];
 #pragma unroll
-            for (int g = 0; g < 8; g++) w[g] = F::group(raw[r], g);
-            acc[r][0] += unit_dot<F>(w, F::scale(raw[r], u), x.x, x.d, x.sums);
+            for (int g = 0; g < 8; g++)
+                w[g] = F::group(raw[r], g);
+            acc[0][r] += unit_dot<F>(w, F::scale(raw[r], u), x.x, x.d, x.sums);
         }
-        return;
-    }
-    u32 w[R][8];
-    unit_scale c[R];
+    } else {
+        u32 w[R][8];
+        unit_scale c[R];
 #pragma unroll
-    for (int r = 0; r < R; r++) {
-        c[r] = F::scale(raw[r], u);
+        for (int r = 0; r < R; r++) {
+            c[r] = F::scale(raw[r], u);
 #pragma unroll
-        for (int g = 0; g < 8; g++) w[r][g] = F::group(raw[r], g);
-    }
+            for (int g = 0; g < 8; g++)
+                w[r][g] = F::group(raw[r], g);
+        }
 #pragma unroll
-    for (int j = 0; j < N; j++) {
-        if (j >= n) break;
-        input_unit x = load_input(codes, meta, K, u, j);
+        for (int j = 0; j < N; j++) {
+            if (j >= n)
+                break;
+            input_unit x = load_input(codes, meta, K, u, j);
 #pragma unroll
-        for (int r = 0; r < R; r++) acc[r][j] += unit_dot<F>(w[r], c[r], x.x, x.d, x.sums);
+            for (int r = 0; r < R; r++)
+                acc[j][r] += unit_dot<F>(w[r], c[r], x.x, x.d, x.sums);
+        }
     }
 }
 
@@ -151,55 +208,95 @@ HK_FN void multiply_units(const F (&raw)[R], int u, int K, int n, const s8 *code
 HK_FN void store_result(const hk_matvec_args &a, const tile_place &t, int r, int j, float value, float gate) {
     const hk_part &p = a.part[t.part];
     int row = t.row + (a.glu ? r % (R / 2) : r);
-    if (row >= (int)p.rows) return;
+    if (row >= (int)p.rows)
+        return;
     if (a.glu) {
         const hk_part &up = a.part[t.part + 1];
-        if (p.bias) gate += p.bias[row];
-        if (up.bias) value += up.bias[row];
+        if (p.bias)
+            gate += p.bias[row];
+        if (up.bias)
+            value += up.bias[row];
         value *= a.glu == HK_GLU_SILU ? silu(gate) : gelu_tanh(gate);
     } else {
-        if (p.bias) value += p.bias[row];
-        if (p.add) value += load_fresh(p.add + j * p.add_stride + row);
+        if (p.bias)
+            value += p.bias[row];
+        if (p.add)
+            value += load_fresh(p.add + j * p.add_stride + row);
     }
     p.out[j * p.out_stride + row] = value;
 }
 
-/* Adds the warps' sums and stores them. `sums` is [WR][WK][R * N], one of two that alternate, so that one barrier a tile is
- * enough. */
-template <int N> HK_FN void finish_tile(const hk_matvec_args &a, int tile, int tiles, int n, float (&acc)[R][N], float *sums) {
-    int warps = blockDim.x >> 5, warp = threadIdx.x >> 5;
-    float *mine = sums + threadIdx.y * warps * R * N;
+/* Sums of V values over the warp, each lane ending with one of them: V - 1 exchanges of halves, then plain sums. Value
+ * i is left in lanes whose upper bits are i reversed; returns which one this lane has. */
+template <int V> HK_FN float share_sums(float (&v)[V], int lane, int &which) {
+    which = 0;
 #pragma unroll
-    for (int r = 0; r < R; r++)
+    for (int half = V / 2, bit = 16; half; half >>= 1, bit >>= 1) {
+        bool upper = lane & bit;
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            float s = j < n ? warp_sum(acc[r][j]) : 0;
-            if ((threadIdx.x & 31) == 0) mine[warp * R * N + r * N + j] = s;
-            acc[r][j] = 0;
+        for (int i = 0; i < half; i++) {
+            float keep = upper ? v[i + half] : v[i], send = upper ? v[i] : v[i + half];
+            v[i] = keep + __shfl_xor_sync(~0u, send, bit);
         }
-    __syncthreads();
+        which |= upper ? half : 0;
+    }
+#pragma unroll
+    for (int bit = 16 / V; bit; bit >>= 1)
+        v[0] += __shfl_xor_sync(~0u, v[0], bit);
+    return v[0];
+}
+
+/* Adds the group's sums and stores them. `sums` is [WK][N][R], one of two that alternate, so that one barrier a tile is
+ * enough. */
+template <int N> HK_FN void finish_tile(const hk_matvec_args &a, int tile, int n, float (&acc)[N][R], float *sums) {
+    int warps = blockDim.x >> 5, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        if (j >= n)
+            break;
+        int r;
+        float s = share_sums<R>(acc[j], lane, r);
+        if ((lane & (32 / R - 1)) == 0)
+            sums[(warp * N + j) * R + r] = s;
+#pragma unroll
+        for (int i = 0; i < R; i++)
+            acc[j][i] = 0;
+    }
+    if (warps > 1)
+        barrier(1 + threadIdx.y, blockDim.x);
+    else
+        __syncwarp();
     int rows = a.glu ? R / 2 : R;
-    if (tile >= tiles || (int)threadIdx.x >= rows * N) return;
-    int r = threadIdx.x / N, j = threadIdx.x % N;
-    if (j >= n) return;
+    int j = threadIdx.x / R, r = threadIdx.x % R;
+    if (j >= n || r >= rows)
+        return;
     float value = 0, gate = 0;
     for (int k = 0; k < warps; k++) {
-        if (a.glu) gate += mine[k * R * N + r * N + j];
-        value += mine[k * R * N + (a.glu ? r + R / 2 : r) * N + j];
+        const float *s = sums + (k * N + j) * R;
+        if (a.glu)
+            gate += s[r];
+        value += s[a.glu ? r + R / 2 : r];
     }
     store_result(a, place_of(a, tile), r, j, value, gate);
 }
 
 template <class F, int N> HK_FN void matvec(const hk_matvec_args &a) {
     extern __shared__ __align__(16) u8 shared[];
-    int tiles = tile_count(a), K = (int)a.cols, units = K / 32, step = gridDim.x * blockDim.y;
-    int tile = blockIdx.x * blockDim.y + threadIdx.y, u = threadIdx.x;
-    F raw[R];
+    int tiles = tile_count(a), K = (int)a.cols, units = K / 32;
+    int groups = gridDim.x * blockDim.y, group = blockIdx.x * blockDim.y + threadIdx.y, u = threadIdx.x;
+    int tile = (int)((s64)group * tiles / groups), end = (int)((s64)(group + 1) * tiles / groups);
     allow_next();
-    if (tile < tiles && u < units) load_units<F>(a, tile, u, raw);
+    F raw[R];
+    if (tile < end && u < units)
+        load_units<F>(a, tile, u, raw);
+    int row_bytes = units * (F::Q_BYTES + F::H_BYTES + F::S_BYTES + F::D_BYTES) / 8;
+    int ahead = 1 + a.ahead / (row_bytes * R * (int)blockDim.y);
+    for (int t = tile + 1; t < min(end, tile + 1 + ahead); t++)
+        prefetch_tile<F>(a, t);
+    int n = min(N, a.step.counts[a.rows_are_outputs]); /* written before the first kernel of a step */
     wait_for_previous();
-    int n = a.step.counts[a.rows_are_outputs];
-    if (n == 0) return;
+    if (n == 0)
+        return;
     float *sums = (float *)shared;
     int sums_size = 2 * blockDim.y * (blockDim.x >> 5) * R * N;
     const s8 *codes = a.codes;
@@ -209,32 +306,35 @@ template <class F, int N> HK_FN void matvec(const hk_matvec_args &a) {
         prepare_input(a, to, (u8 *)to + a.cols, sums + sums_size);
         codes = to, meta = (u8 *)to + a.cols;
     }
-    float acc[R][N] = {};
+    float acc[N][R] = {};
+    sums += threadIdx.y * (blockDim.x >> 5) * R * N;
     int parity = 0;
-    for (int first = blockIdx.x * blockDim.y; first < tiles; first += step) {
-        for (; tile < tiles && u < units;) {
+    for (; tile < end; tile++) {
+        while (u < units) {
             multiply_units<F, N>(raw, u, K, n, codes, meta, acc);
             u += blockDim.x;
-            if (u >= units) break;
-            load_units<F>(a, tile, u, raw);
+            if (u < units)
+                load_units<F>(a, tile, u, raw);
         }
         u = threadIdx.x;
-        if (tile + step < tiles && u < units) load_units<F>(a, tile + step, u, raw);
-        finish_tile<N>(a, tile, tiles, n, acc, sums + parity * (sums_size / 2));
-        parity ^= 1;
-        tile += step;
+        if (tile + 1 < end && u < units)
+            load_units<F>(a, tile + 1, u, raw);
+        if (tile + 1 + ahead < end)
+            prefetch_tile<F>(a, tile + 1 + ahead);
+        finish_tile<N>(a, tile, n, acc, sums + parity);
+        parity = sums_size / 2 - parity;
     }
 }
 
 #define HK_MATVEC(lower)                                                                                               \
-    HK_KERNEL __launch_bounds__(512, HK_MATVEC_BLOCKS) hk_matvec_##lower(const __grid_constant__ hk_matvec_args a) {                  \
+    HK_KERNEL __launch_bounds__(512, HK_MATVEC_BLOCKS) hk_matvec_##lower(const __grid_constant__ hk_matvec_args a) {   \
         matvec<unit_##lower, 1>(a);                                                                                    \
     }                                                                                                                  \
     HK_KERNEL __launch_bounds__(256, 1) hk_matvec8_##lower(const __grid_constant__ hk_matvec_args a) {                 \
         matvec<unit_##lower, 8>(a);                                                                                    \
     }
 #define HK_MATVEC_F32(lower)
-#define HK_MATVEC_Q8_32(lower) HK_MATVEC(lower)
+#define HK_MATVEC_Q8_32(lower)  HK_MATVEC(lower)
 #define HK_MATVEC_Q8_256(lower) HK_MATVEC(lower)
 #ifdef HK_ONLY
 #define HK_APPLY(name) HK_MATVEC(name)

@@ -1,4 +1,5 @@
-/* Operations by row and by element: embedding, rotary angles, norms with what products need behind them, heads, argmax. */
+/* Operations by row and by element: embedding, rotary angles, norms with what products need behind them, heads, argmax.
+ */
 #include "hk_cache.cuh"
 #include "hk_rows.cuh"
 #include "hk_unit.cuh"
@@ -7,22 +8,32 @@
 
 HK_FN float combine(int mode, float x, float y, float number) {
     switch (mode) {
-    case HK_ROW_GLU_SILU: return silu(x) * y;
-    case HK_ROW_GLU_GELU_TANH: return gelu_tanh(x) * y;
-    case HK_ROW_ADD: return x + y;
-    case HK_ROW_SCALE: return x * number;
-    case HK_ROW_SOFTCAP: return number * tanh_of(x / number);
-    default: return x;
+    case HK_ROW_GLU_SILU:
+        return silu(x) * y;
+    case HK_ROW_GLU_GELU_TANH:
+        return gelu_tanh(x) * y;
+    case HK_ROW_ADD:
+        return x + y;
+    case HK_ROW_SCALE:
+        return x * number;
+    case HK_ROW_SOFTCAP:
+        return number * tanh_of(x / number);
+    default:
+        return x;
     }
 }
-HK_FN bool has_second(int mode) { return mode == HK_ROW_GLU_SILU || mode == HK_ROW_GLU_GELU_TANH || mode == HK_ROW_ADD; }
+HK_FN bool has_second(int mode) {
+    return mode == HK_ROW_GLU_SILU || mode == HK_ROW_GLU_GELU_TANH || mode == HK_ROW_ADD;
+}
 HK_FN s64 source_row(const hk_rows_args &a, int t) { return a.mode == HK_ROW_SELECT ? a.step.outputs[t] : t; }
 
 HK_FN void read_quad(const hk_rows_args &a, s64 row, s64 i, float (&v)[4]) {
     f32x4 x = load_fresh4(a.x + row * a.x_stride + 4 * i), y = {};
-    if (has_second(a.mode)) y = load_fresh4(a.y + row * a.y_stride + 4 * i);
+    if (has_second(a.mode))
+        y = load_fresh4(a.y + row * a.y_stride + 4 * i);
 #pragma unroll
-    for (int j = 0; j < 4; j++) v[j] = combine(a.mode, x.v[j], y.v[j], a.number);
+    for (int j = 0; j < 4; j++)
+        v[j] = combine(a.mode, x.v[j], y.v[j], a.number);
 }
 
 /* A power of two that brings the largest value of a row to about 2^10: f16 then neither overflows nor loses bits. */
@@ -38,7 +49,8 @@ HK_KERNEL hk_rows(const __grid_constant__ hk_rows_args a) {
     allow_next();
     wait_for_previous();
     int t = blockIdx.x, thread = threadIdx.x, n_threads = blockDim.x;
-    if (t >= a.step.counts[a.rows_are_outputs]) return;
+    if (t >= a.step.counts[a.rows_are_outputs])
+        return;
     s64 row = source_row(a, t), quads = a.width / 4;
     float factor = 1, sum = 0, peak = 0;
     if (a.normalise || a.half) {
@@ -51,11 +63,14 @@ HK_KERNEL hk_rows(const __grid_constant__ hk_rows_args a) {
                 peak = fmaxf(peak, fabsf(v[j] * (a.norm ? a.norm[4 * i + j] : 1.0f)));
             }
         }
-        if (a.normalise) factor = rsqrtf(block_reduce<false>(sum, reduce, thread, n_threads) / (float)a.width + a.eps);
-        if (a.half) peak = block_reduce<true>(peak, reduce, thread, n_threads) * factor;
+        if (a.normalise)
+            factor = rsqrtf(block_reduce<false>(sum, reduce, thread, n_threads) / (float)a.width + a.eps);
+        if (a.half)
+            peak = block_reduce<true>(peak, reduce, thread, n_threads) * factor;
     }
     float down = half_exponent(peak), up = 1.0f / down;
-    if (a.half && thread == 0) a.half_scale[t] = down;
+    if (a.half && thread == 0)
+        a.half_scale[t] = down;
     for (s64 base = 0; base < quads; base += n_threads) {
         s64 i = base + thread;
         float v[4] = {0, 0, 0, 0};
@@ -64,16 +79,20 @@ HK_KERNEL hk_rows(const __grid_constant__ hk_rows_args a) {
             read_quad(a, row, i, v);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                if (a.normalise) v[j] *= factor * (a.norm ? a.norm[4 * i + j] : 1.0f);
-                if (a.add) v[j] += load_fresh(a.add + t * a.add_stride + 4 * i + j);
+                if (a.normalise)
+                    v[j] *= factor * (a.norm ? a.norm[4 * i + j] : 1.0f);
+                if (a.add)
+                    v[j] += load_fresh(a.add + t * a.add_stride + 4 * i + j);
             }
-            if (a.out) *(f32x4 *)(a.out + t * a.out_stride + 4 * i) = {{v[0], v[1], v[2], v[3]}};
+            if (a.out)
+                *(f32x4 *)(a.out + t * a.out_stride + 4 * i) = {{v[0], v[1], v[2], v[3]}};
             if (a.half) {
                 u32x2 h = {{pack_half2(v[0] * up, v[1] * up), pack_half2(v[2] * up, v[3] * up)}};
                 *(u32x2 *)(a.half + t * a.width + 4 * i) = h;
             }
         }
-        if (a.codes) quantise_quad(v, i, a.width, a.codes + t * a.width, a.meta + t * (a.width / 4), in);
+        if (a.codes)
+            quantise_quad(v, i, a.width, a.codes + t * a.width, a.meta + t * (a.width / 4), in);
     }
 }
 
@@ -82,7 +101,8 @@ HK_KERNEL hk_elements(const __grid_constant__ hk_rows_args a) {
     allow_next();
     wait_for_previous();
     int t = blockIdx.y;
-    if (t >= a.step.counts[a.rows_are_outputs]) return;
+    if (t >= a.step.counts[a.rows_are_outputs])
+        return;
     s64 row = source_row(a, t);
     for (s64 i = (s64)blockIdx.x * blockDim.x + threadIdx.x; i < a.width; i += (s64)gridDim.x * blockDim.x) {
         float y = has_second(a.mode) ? load_fresh(a.y + row * a.y_stride + i) : 0;
@@ -96,9 +116,11 @@ template <class F> HK_FN void embed(const hk_embed_args &a) {
     allow_next();
     wait_for_previous();
     int t = blockIdx.x;
-    if (t >= a.step.counts[0]) return;
+    if (t >= a.step.counts[0])
+        return;
     s64 token = a.step.tokens[t], units = a.cols / 32;
-    if (token < 0 || token >= a.rows) return;
+    if (token < 0 || token >= a.rows)
+        return;
     for (s64 u = threadIdx.x; u < units; u += blockDim.x) {
         F raw;
         F::load(raw, a.table, (u64)(token * units + u));
@@ -122,7 +144,8 @@ HK_KERNEL hk_angles(const __grid_constant__ hk_angles_args a) {
     allow_next();
     wait_for_previous();
     int t = blockIdx.x;
-    if (t >= a.step.counts[0]) return;
+    if (t >= a.step.counts[0])
+        return;
     bool is_long = a.inv_freq_long && a.step.variants[t];
     const double *f = is_long ? a.inv_freq_long : a.inv_freq;
     double scale = is_long ? a.mscale_long : a.mscale;
@@ -137,17 +160,19 @@ HK_KERNEL hk_angles(const __grid_constant__ hk_angles_args a) {
 
 /* --- heads: norm, rotation, store; one warp per head, in place --- */
 
-#define HK_MAX_HEAD 256
+#define HK_MAX_HEAD   256
 #define HK_HEAD_WARPS 4
 
-template <int TYPE> HK_FN void store_token(const hk_heads_args &a, int t, int head, int store, int dim, const float *x, int lane) {
+template <int TYPE>
+HK_FN void store_token(const hk_heads_args &a, int t, int head, int store, int dim, const float *x, int lane) {
     int position = a.step.positions[t];
     int page = a.step.pages[a.step.sequences[t] * a.step.page_stride + position / HK_PAGE];
     store_head<TYPE>(plane_of<TYPE>(a.cache, page, head, store == 2), dim, position % HK_PAGE, x, lane);
 }
 
 HK_FN float rotated(const hk_stream &s, const float *v, const float *angles, int i) {
-    if (i >= 2 * s.half) return v[i];
+    if (i >= 2 * s.half)
+        return v[i];
     int pair = s.neox ? i % s.half : i / 2;
     bool second = s.neox ? i >= s.half : i & 1;
     float a = v[s.neox ? pair : 2 * pair], b = v[s.neox ? pair + s.half : 2 * pair + 1];
@@ -162,9 +187,12 @@ HK_KERNEL hk_heads(const __grid_constant__ hk_heads_args a) {
     wait_for_previous();
     int t = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     int head = blockIdx.x * HK_HEAD_WARPS + warp, k = 0;
-    if (t >= a.step.counts[0]) return;
-    while (k < a.n_streams && head >= a.stream[k].n_heads) head -= a.stream[k++].n_heads;
-    if (k == a.n_streams) return;
+    if (t >= a.step.counts[0])
+        return;
+    while (k < a.n_streams && head >= a.stream[k].n_heads)
+        head -= a.stream[k++].n_heads;
+    if (k == a.n_streams)
+        return;
     const hk_stream &s = a.stream[k];
     float *x = s.x + t * s.stride + head * s.dim, *v = vectors[warp][0], *y = vectors[warp][1];
     float sum = 0;
@@ -174,16 +202,22 @@ HK_KERNEL hk_heads(const __grid_constant__ hk_heads_args a) {
     }
     if (s.norm) {
         float factor = rsqrtf(warp_sum(sum) / (float)s.dim + s.eps);
-        for (int i = lane; i < s.dim; i += 32) v[i] *= factor * s.norm[i];
+        for (int i = lane; i < s.dim; i += 32)
+            v[i] *= factor * s.norm[i];
     }
     __syncwarp();
     for (int i = lane; i < s.dim; i += 32) {
         y[i] = s.angles ? rotated(s, v, s.angles + 2 * t * s.half, i) : v[i];
-        if (s.norm || s.angles) x[i] = y[i];
+        if (s.norm || s.angles)
+            x[i] = y[i];
     }
     __syncwarp();
-    if (!s.store) return;
-    if (a.cache.type == HK_CACHE_F16) store_token<HK_CACHE_F16>(a, t, head, s.store, s.dim, y, lane);
-    if (a.cache.type == HK_CACHE_Q8_0) store_token<HK_CACHE_Q8_0>(a, t, head, s.store, s.dim, y, lane);
-    if (a.cache.type == HK_CACHE_Q4_0) store_token<HK_CACHE_Q4_0>(a, t, head, s.store, s.dim, y, lane);
+    if (!s.store)
+        return;
+    if (a.cache.type == HK_CACHE_F16)
+        store_token<HK_CACHE_F16>(a, t, head, s.store, s.dim, y, lane);
+    if (a.cache.type == HK_CACHE_Q8_0)
+        store_token<HK_CACHE_Q8_0>(a, t, head, s.store, s.dim, y, lane);
+    if (a.cache.type == HK_CACHE_Q4_0)
+        store_token<HK_CACHE_Q4_0>(a, t, head, s.store, s.dim, y, lane);
 }

@@ -22,7 +22,13 @@ typedef struct cu_config {
     unsigned n_attributes;
 } cu_config;
 
-enum { CU_SHARED_LIMIT = 8, CU_EARLY_START = 6, CU_CAPTURE_THREAD_LOCAL = 1, CU_NO_TIMING = 2, CU_STREAM_NON_BLOCKING = 1 };
+enum {
+    CU_SHARED_LIMIT = 8,
+    CU_EARLY_START = 6,
+    CU_CAPTURE_THREAD_LOCAL = 1,
+    CU_NO_TIMING = 2,
+    CU_STREAM_NON_BLOCKING = 1
+};
 enum { CU_HOST_PORTABLE = 1, CU_HOST_MAPPED = 2, CU_HOST_READ_ONLY = 8 };
 
 #define HK_CUDA_FUNCTIONS(X)                                                                                           \
@@ -96,13 +102,15 @@ static void open_library(void) {
 #undef X
     if (open_status == 0) {
         open_status = cu.cuInit(0);
-        if (open_status) snprintf(open_error, sizeof open_error, "cuInit failed with status %d: no usable GPU", open_status);
+        if (open_status)
+            snprintf(open_error, sizeof open_error, "cuInit failed with status %d: no usable GPU", open_status);
     }
 }
 
 int hk_cuda_open(void) {
     pthread_once(&opened, open_library);
-    if (open_status) snprintf(error, sizeof error, "%s", open_error);
+    if (open_status)
+        snprintf(error, sizeof error, "%s", open_error);
     return open_status;
 }
 
@@ -110,7 +118,8 @@ const char *hk_cuda_error(void) { return error; }
 
 static int check(cu_status status, const char *what) {
     const char *name = NULL, *text = NULL;
-    if (status == 0) return 0;
+    if (status == 0)
+        return 0;
     cu.cuGetErrorName(status, &name);
     cu.cuGetErrorString(status, &text);
     snprintf(error, sizeof error, "%s: %s (%d): %s", what, name ? name : "unknown error", status, text ? text : "");
@@ -126,7 +135,8 @@ static int check(cu_status status, const char *what) {
 int hk_cuda_driver_version(int *version) { CALL(cuDriverGetVersion, version); }
 int hk_cuda_device_attribute(int attribute, int *value) {
     int device, status = hk_cuda_open();
-    if (status || (status = check(cu.cuCtxGetDevice(&device), "cuCtxGetDevice"))) return status;
+    if (status || (status = check(cu.cuCtxGetDevice(&device), "cuCtxGetDevice")))
+        return status;
     CALL(cuDeviceGetAttribute, value, attribute, device);
 }
 
@@ -134,9 +144,12 @@ int hk_cuda_module_load(const void *image, void **module) { CALL(cuModuleLoadDat
 int hk_cuda_module_unload(void *module) { CALL(cuModuleUnload, module); }
 int hk_cuda_function(void *module, const char *name, uint32_t shared_bytes, void **function) {
     int status = hk_cuda_open();
-    if (status) return status;
-    if ((status = cu.cuModuleGetFunction(function, module, name))) return check(status, name);
-    if (shared_bytes <= 48 * 1024) return 0;
+    if (status)
+        return status;
+    if ((status = cu.cuModuleGetFunction(function, module, name)))
+        return check(status, name);
+    if (shared_bytes <= 48 * 1024)
+        return 0;
     CALL(cuFuncSetAttribute, *function, CU_SHARED_LIMIT, (int)shared_bytes);
 }
 int hk_cuda_function_attribute(void *function, int attribute, int *value) {
@@ -145,11 +158,13 @@ int hk_cuda_function_attribute(void *function, int attribute, int *value) {
 
 int hk_cuda_launch(const hk_launch *l, void *stream) {
     int status = hk_cuda_open();
-    if (status) return status;
+    if (status)
+        return status;
     cu_attribute early = {.id = CU_EARLY_START, .value.number = 1};
     size_t bytes = l->args_bytes;
     void *extra[] = {(void *)1, (void *)l->args, (void *)2, &bytes, (void *)0}; /* buffer pointer, buffer size, end */
-    cu_config config = {.shared_bytes = l->shared_bytes, .stream = stream, .attributes = &early, .n_attributes = l->early != 0};
+    cu_config config = {
+        .shared_bytes = l->shared_bytes, .stream = stream, .attributes = &early, .n_attributes = l->early != 0};
     memcpy(config.grid, l->grid, sizeof config.grid);
     memcpy(config.block, l->block, sizeof config.block);
     return check(cu.cuLaunchKernelEx(&config, l->function, NULL, extra), "cuLaunchKernelEx");
@@ -157,7 +172,8 @@ int hk_cuda_launch(const hk_launch *l, void *stream) {
 int hk_cuda_launch_all(const hk_launch *launches, int n, void *stream) {
     for (int i = 0; i < n; i++) {
         int status = hk_cuda_launch(launches + i, stream);
-        if (status) return status;
+        if (status)
+            return status;
     }
     return 0;
 }
@@ -174,7 +190,9 @@ int hk_cuda_copy_to_host(void *to, uint64_t from, size_t bytes, void *stream) {
 int hk_cuda_copy_on_device(uint64_t to, uint64_t from, size_t bytes, void *stream) {
     CALL(cuMemcpyDtoDAsync_v2, to, from, bytes, stream);
 }
-int hk_cuda_fill(uint64_t at, uint8_t byte, size_t bytes, void *stream) { CALL(cuMemsetD8Async, at, byte, bytes, stream); }
+int hk_cuda_fill(uint64_t at, uint8_t byte, size_t bytes, void *stream) {
+    CALL(cuMemsetD8Async, at, byte, bytes, stream);
+}
 int hk_cuda_host_alloc(size_t bytes, void **memory) {
     CALL(cuMemHostAlloc, memory, bytes, CU_HOST_PORTABLE | CU_HOST_MAPPED);
 }
@@ -200,7 +218,8 @@ int hk_cuda_capture_end(void *stream, void **graph) {
     void *recorded = NULL;
     int status = hk_cuda_open();
     *graph = NULL;
-    if (status || (status = check(cu.cuStreamEndCapture(stream, &recorded), "cuStreamEndCapture"))) return status;
+    if (status || (status = check(cu.cuStreamEndCapture(stream, &recorded), "cuStreamEndCapture")))
+        return status;
     status = check(cu.cuGraphInstantiateWithFlags(graph, recorded, 0), "cuGraphInstantiateWithFlags");
     cu.cuGraphDestroy(recorded);
     return status;

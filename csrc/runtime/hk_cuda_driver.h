@@ -1,8 +1,8 @@
-/* The CUDA driver without a link dependency: libcuda.so.1 is opened at run time, its functions looked up by name. Everything
- * works in the context that is current in the calling thread.
+/* The CUDA driver without a link dependency: libcuda.so.1 is opened at run time, its functions looked up by name.
+ * Everything works in the context that is current in the calling thread.
  *
- * Functions return 0, or a status: the driver's error code, or HK_CUDA_* below. hk_cuda_error() then says what failed in
- * this thread, with the driver's name and text for it. Nothing prints or exits.
+ * Functions return 0, or a status: the driver's error code, or HK_CUDA_* below. hk_cuda_error() then says what failed
+ * in this thread, with the driver's name and text for it. Nothing prints or exits.
  */
 #ifndef HK_CUDA_DRIVER_H
 #define HK_CUDA_DRIVER_H

@@ -72,7 +72,8 @@ def as_seen(x: npt.NDArray[np.float32]) -> Floats:
 
 
 def error(y: npt.NDArray[np.float32], want: Floats) -> float:
-    """Largest error over the root mean square of what is wanted; NaN and inf count as infinite."""
+    """Largest relative error of a row, as a ratio of norms; NaN and inf count as infinite."""
     if not np.isfinite(y).all():
         return float("inf")
-    return float(np.abs(y - want).max() / np.sqrt(np.mean(want**2)))
+    off, size = (np.linalg.norm(a.reshape(len(a), -1), axis=1) for a in (y - want, want))
+    return float((off / size).max())

@@ -53,7 +53,9 @@ class Cache:
             self.values.append(rounded(v, kv_type))
 
 
-def attention(cache: Cache, q: Any, sequences: Any, positions: Any, scale: float, window: int, softcap: float) -> Floats:
+def attention(
+    cache: Cache, q: Any, sequences: Any, positions: Any, scale: float, window: int, softcap: float
+) -> Floats:
     """q [n][heads][dim_k] -> [n][heads][dim_v]."""
     out = []
     for x, s, p in zip(q.astype(np.float64), sequences, positions, strict=True):

@@ -39,7 +39,14 @@ def test_rows_and_elements(gpu: Gpu, mode: str, normalise: bool) -> None:
         "softcap": 2.5 * np.tanh(x64 / 2.5),
         "select": x64[chosen],
     }[mode][:n]
-    fields = {"x": gpu.put(x), "y": gpu.put(y), "x_stride": width, "y_stride": width, "number": 2.5, "rows_are_outputs": 1}
+    fields = {
+        "x": gpu.put(x),
+        "y": gpu.put(y),
+        "x_stride": width,
+        "y_stride": width,
+        "number": 2.5,
+        "rows_are_outputs": 1,
+    }
     out, half, scale = gpu.empty(n * (width + 4) * 4), gpu.empty(n * width * 2), gpu.empty(4 * n)
     if normalise:
         want = want / np.sqrt(np.mean(want**2, axis=1, keepdims=True) + 1e-6) * norm
@@ -103,7 +110,11 @@ def test_argmax(gpu: Gpu, width: int) -> None:
     best, value = gpu.empty(4 * m), gpu.empty(8 * m)
     fields = {"partial": gpu.empty(m * 64 * 16), "arrived": gpu.put(np.zeros(m), np.int32)}
     for _ in range(2):  # the counters are ready again
-        gpu.run(launches.argmax(gpu.step(m, m), m, logits=gpu.put(logits), best=best, value=value, width=width, stride=width, **fields))
+        gpu.run(
+            launches.argmax(
+                gpu.step(m, m), m, logits=gpu.put(logits), best=best, value=value, width=width, stride=width, **fields
+            )
+        )
     ids, values = gpu.get(best, m, np.int32), gpu.get(value, (m, 2))
     good = [0, 3, 4, 5]
     x = logits[good].astype(np.float64)

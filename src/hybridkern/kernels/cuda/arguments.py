@@ -29,7 +29,7 @@ MATVEC = _struct(
     (I64, "cols x_stride"),
     (I32, "n_parts glu rows_are_outputs normalise"),
     (F32, "eps"),
-    (I32, "pad"),
+    (I32, "ahead"),
 )
 MATMUL = _struct(
     (STEP, "step"), (PART, "part"), (P, "x x_scale x32"), (I64, "cols x_stride"), (I32, "rows_are_outputs pad")
@@ -42,7 +42,9 @@ ROWS = _struct(
     (F32, "eps number"),
     (I32, "pad"),
 )
-EMBED = _struct((STEP, "step"), (MATRIX, "table"), (P, "out"), (I64, "rows cols out_stride"), (F32, "scale"), (I32, "pad"))
+EMBED = _struct(
+    (STEP, "step"), (MATRIX, "table"), (P, "out"), (I64, "rows cols out_stride"), (F32, "scale"), (I32, "pad")
+)
 ANGLES = _struct((STEP, "step"), (P, "inv_freq inv_freq_long out"), (I64, "half"), (F32, "mscale mscale_long"))
 CACHE = _struct((P, "pages"), (I64, "page_bytes block_offset"), (I32, "n_kv dim_k dim_v type"))
 STREAM = _struct((P, "x norm angles"), (I64, "stride"), (I32, "n_heads dim half neox store"), (F32, "eps"))

@@ -71,8 +71,9 @@ def matvec(
     glu: str | None = None,
     outputs: bool = False,
     processors: int = 132,
-    blocks: float = 2,
+    blocks: float = 1,
     rows_per_tile: int = MATVEC_ROWS,
+    ahead: int = 65536,
 ) -> Launch:
     """Products with one column (x: float32, normalised on the way) or up to 8 (quantised: codes and meta)."""
     few = quantised is not None
@@ -96,6 +97,7 @@ def matvec(
         rows_are_outputs=outputs,
         normalise=normalise,
         eps=eps,
+        ahead=ahead,
     )
     name = f"hk_matvec{'8' if few else ''}_{type_name.lower()}"
     grid = min(int(processors * blocks), _ceil(tiles, groups))
@@ -119,16 +121,32 @@ def matmul(
     rows = part["rows"]
     x, scale = half
     args = a.pack(
-        a.MATMUL, step=step, part=part, x=x, x_scale=scale, x32=x32, cols=cols, x_stride=x_stride, rows_are_outputs=outputs
+        a.MATMUL,
+        step=step,
+        part=part,
+        x=x,
+        x_scale=scale,
+        x32=x32,
+        cols=cols,
+        x_stride=x_stride or cols,
+        rows_are_outputs=outputs,
     )
     lower = type_name.lower()
     if LAYOUTS[type_name].is_float and n <= FEW:
-        return Launch(f"hk_matvec{'' if n == 1 else '8'}_{lower}", (min(_ceil(rows, 8), 1056), 1, 1), (256, 1, 1), 0, args)
+        return Launch(
+            f"hk_matvec{'' if n == 1 else '8'}_{lower}", (min(_ceil(rows, 8), 1056), 1, 1), (256, 1, 1), 0, args
+        )
     if type_name == "F32":
         return Launch("hk_matmul_f32", (_ceil(rows, 64), _ceil(n, 64), 1), (256, 1, 1), 0, args)
     tokens = 128 if n > 64 else 32
     name = f"hk_matmul{'' if tokens == 128 else '32'}_{lower}"
-    return Launch(name, (_ceil(rows, 128), _ceil(n, tokens), 1), (256 if tokens == 128 else 128, 1, 1), STAGES * tokens * 256, args)
+    return Launch(
+        name,
+        (_ceil(rows, 128), _ceil(n, tokens), 1),
+        (256 if tokens == 128 else 128, 1, 1),
+        STAGES * tokens * 256,
+        args,
+    )
 
 
 def rows(step: Struct, n: int, width: int, mode: str = "copy", **fields: Any) -> Launch:
@@ -144,15 +162,29 @@ def elements(step: Struct, n: int, width: int, mode: str, **fields: Any) -> Laun
     return Launch("hk_elements", (min(_ceil(width, 256), 256), n, 1), (256, 1, 1), 0, args)
 
 
-def embed(type_name: str, step: Struct, n: int, planes: Sequence[int], rows: int, cols: int, out: int, stride: int, scale: float) -> Launch:
+def embed(
+    type_name: str,
+    step: Struct,
+    n: int,
+    planes: Sequence[int],
+    rows: int,
+    cols: int,
+    out: int,
+    stride: int,
+    scale: float,
+) -> Launch:
     """Rows of the table by token."""
-    args = a.pack(a.EMBED, step=step, table=matrix(planes), out=out, rows=rows, cols=cols, out_stride=stride, scale=scale)
+    args = a.pack(
+        a.EMBED, step=step, table=matrix(planes), out=out, rows=rows, cols=cols, out_stride=stride, scale=scale
+    )
     return Launch(f"hk_embed_{type_name.lower()}", (n, 1, 1), (128, 1, 1), 0, args)
 
 
 def angles(step: Struct, n: int, half: int, **fields: Any) -> Launch:
     """Rotary angles of every token."""
-    return Launch("hk_angles", (n, 1, 1), (max(32, min(128, half)), 1, 1), 0, a.pack(a.ANGLES, step=step, half=half, **fields))
+    return Launch(
+        "hk_angles", (n, 1, 1), (max(32, min(128, half)), 1, 1), 0, a.pack(a.ANGLES, step=step, half=half, **fields)
+    )
 
 
 def heads(step: Struct, n: int, cache: Struct, streams: list[Struct]) -> Launch:
@@ -189,7 +221,9 @@ def argmax(step: Struct, n: int, **fields: Any) -> Launch:
     return Launch("hk_argmax", (ARGMAX_CHUNKS, n, 1), (256, 1, 1), 0, a.pack(a.ARGMAX, step=step, **fields))
 
 
-def cache_struct(pages: int, page_bytes: int, block_offset: int, n_kv: int, dim_k: int, dim_v: int, kv_type: str) -> Struct:
+def cache_struct(
+    pages: int, page_bytes: int, block_offset: int, n_kv: int, dim_k: int, dim_v: int, kv_type: str
+) -> Struct:
     """The struct of a block's cache."""
     return {
         "pages": pages,

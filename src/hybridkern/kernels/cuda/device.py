@@ -1,0 +1,92 @@
+"""One device: its context, its kernels, and the one thread that allocates, frees and launches on it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hybridkern.errors import KernelError
+
+from .driver import Kernels, Stream, attribute
+
+T = TypeVar("T")
+_PROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # attribute numbers of the driver
+_devices: dict[int, Device] = {}
+_lock = threading.Lock()
+
+
+def image_files() -> list[Path]:
+    """The compiled kernels of this build (or of the folder HYBRIDKERN_CUDA_IMAGES)."""
+    folder = os.environ.get("HYBRIDKERN_CUDA_IMAGES")
+    at = Path(folder) if folder else Path(__file__).parent
+    return sorted([*at.glob("*.fatbin"), *at.glob("*.cubin")])
+
+
+class Device:
+    """Use `Device.get(number)`: there is one per device and process."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._thread = ThreadPoolExecutor(1, f"hybridkern-cuda-{number}", initializer=None)
+        try:
+            self.run(self._open)
+        except BaseException:
+            self._thread.shutdown()
+            raise
+
+    @classmethod
+    def get(cls, number: int = 0) -> Device:
+        """The device. Raises KernelError where it cannot be used, saying why."""
+        with _lock:
+            if number not in _devices:
+                _devices[number] = cls(number)
+            return _devices[number]
+
+    def run(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Call a function in the device's thread, in which its context is current."""
+        return self._thread.submit(function, *args, **options).result()
+
+    def later(self, function: Callable[..., Any], *args: Any) -> None:
+        """The same without waiting: for finalisers."""
+        self._thread.submit(function, *args)
+
+    def _open(self) -> None:
+        try:
+            import pycuda.driver as cuda
+        except ImportError as error:
+            raise KernelError(
+                f'no GPU can be used: pycuda is not installed (pip install "hybridkern[cuda]"): {error}'
+            ) from error
+        try:
+            cuda.init()
+            count = cuda.Device.count()
+        except cuda.Error as error:
+            raise KernelError(f"no GPU can be used: {error}") from error
+        if not 0 <= self.number < count:
+            raise KernelError(f"there is no GPU {self.number}: this process sees {count}")
+        files = image_files()
+        if not files:
+            raise KernelError("this build has no CUDA kernels: nvcc was not found when it was made")
+        device = cuda.Device(self.number)
+        self.name = device.name()
+        self._context = device.retain_primary_context()
+        self._context.push()
+        self.processors = attribute(_PROCESSORS)
+        self.capability = attribute(_MAJOR), attribute(_MINOR)
+        try:
+            self.kernels = Kernels([f.read_bytes() for f in files])
+        except KernelError as error:
+            major, minor = self.capability
+            raise KernelError(
+                f"the kernels of this build do not run on {self.name} (sm_{major}{minor}): {error}"
+            ) from error
+        self.stream = Stream()
+
+    @property
+    def early(self) -> bool:
+        """Whether kernels may start before the one in front of them has ended."""
+        return self.capability >= (9, 0)
