@@ -69,4 +69,42 @@ HK_FN void quantise_quad(const float (&v)[4], s64 i4, s64 K, s8 *codes, u8 *meta
     }
 }
 
+/* The same for eight values v of a unit that 4 neighbouring lanes hold together. Rounds by adding 1.5 * 2^23, which
+ * leaves the code in the low byte. */
+HK_FN void quantise_eight(const float (&v)[8], int i8, int K, s8 *codes, u8 *meta, bool valid) {
+    float peak = 0, total = 0;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        peak = fmaxf(peak, fabsf(v[j]));
+        total += fabsf(v[j]);
+    }
+    if (!(total <= HK_MAX_FLOAT))
+        peak = HK_INFINITY;
+    peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
+    peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
+    bool bad = peak == HK_INFINITY;
+    float inverse = peak > 0 && !bad ? 127.0f / peak : 0;
+    u32 word[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        u32 c[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            c[j] = bad ? 0 : __float_as_uint(__fadd_rn(__fmul_rn(v[4 * h + j], inverse), 12582912.0f));
+        word[h] = permute(permute(c[0], c[1], 0x0040u), permute(c[2], c[3], 0x0040u), 0x5410u);
+    }
+    s32 sum = dot4(word[0], 0x01010101u, dot4(word[1], 0x01010101u, 0));
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    s32 other = __shfl_xor_sync(~0u, sum, 2);
+    if (!valid)
+        return;
+    int unit = i8 >> 2, at = i8 & 3;
+    u32x2 w = {{word[0], word[1]}};
+    *(u32x2 *)(codes + (at < 2 ? 0 : K / 2) + 16 * unit + 8 * (at & 1)) = w;
+    if (at == 0) {
+        u32x2 m = {{bad ? 0x7FC00000u : __float_as_uint(peak / 127.0f), ((u32)sum & 0xFFFFu) | (u32)other << 16}};
+        *(u32x2 *)(meta + 8 * unit) = m;
+    }
+}
+
 #endif

@@ -85,54 +85,56 @@ template <class F> HK_FN void prefetch_tile(const hk_matvec_args &a, int tile) {
         prefetch(w.d + first * F::D_BYTES / 8, eighths * F::D_BYTES);
 }
 
-#define QUADS 4
+#define EIGHTS 2
 
-/* The input of the only column into shared memory: codes [K], then meta [K / 32][8]. A thread holds QUADS fours in
- * registers, so that one trip to L2 is enough for K up to 32 QUADS * threads / 8; a longer row is read twice. */
-HK_FN void load_quads(const hk_matvec_args &a, int base, int n_threads, f32x4 (&x)[QUADS]) {
-    int quads = (int)a.cols / 4;
+/* The input of the only column into shared memory: codes [K], then meta [K / 32][8]. A thread holds EIGHTS times eight
+ * values in registers, so that one trip to L2 is enough for K up to 8 EIGHTS * threads; a longer row is read twice. */
+HK_FN void load_eights(const hk_matvec_args &a, int base, int n_threads, float (&x)[EIGHTS][8]) {
 #pragma unroll
-    for (int k = 0; k < QUADS; k++) {
+    for (int k = 0; k < EIGHTS; k++) {
         int i = base + k * n_threads;
-        if (i < quads)
-            x[k] = load_fresh4(a.x + 4 * i);
-        else
-            x[k] = {{0, 0, 0, 0}};
+        f32x4 lo = {}, hi = {};
+        if (8 * i < (int)a.cols)
+            lo = load_fresh4(a.x + 8 * i), hi = load_fresh4(a.x + 8 * i + 4);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            x[k][j] = j < 4 ? lo.v[j & 3] : hi.v[j & 3];
     }
 }
 HK_FN void prepare_input(const hk_matvec_args &a, s8 *codes, u8 *meta, float *reduce) {
     int thread = threadIdx.y * blockDim.x + threadIdx.x, n_threads = blockDim.x * blockDim.y;
-    int quads = (int)a.cols / 4, step = QUADS * n_threads;
-    float factor = 1;
-    f32x4 x[QUADS];
+    int K = (int)a.cols, eights = K / 8, step = EIGHTS * n_threads;
+    float factor = 1, x[EIGHTS][8];
     if (a.normalise) {
         float sum = 0;
-        for (int base = 0; base < quads; base += step) {
-            load_quads(a, base + thread, n_threads, x);
+        for (int base = 0; base < eights; base += step) {
+            load_eights(a, base + thread, n_threads, x);
 #pragma unroll
-            for (int k = 0; k < QUADS; k++)
+            for (int k = 0; k < EIGHTS; k++)
 #pragma unroll
-                for (int j = 0; j < 4; j++)
-                    sum += x[k].v[j] * x[k].v[j];
+                for (int j = 0; j < 8; j++)
+                    sum += x[k][j] * x[k][j];
         }
-        factor = rsqrtf(block_reduce<false>(sum, reduce, thread, n_threads) / (float)a.cols + a.eps);
+        factor = rsqrtf(block_reduce<false>(sum, reduce, thread, n_threads) / (float)K + a.eps);
     }
-    for (int base = 0; base < quads; base += step) {
-        if (!a.normalise || step < quads)
-            load_quads(a, base + thread, n_threads, x);
+    for (int base = 0; base < eights; base += step) {
+        if (!a.normalise || step < eights)
+            load_eights(a, base + thread, n_threads, x);
 #pragma unroll
-        for (int k = 0; k < QUADS; k++) {
+        for (int k = 0; k < EIGHTS; k++) {
             int i = base + k * n_threads + thread;
-            if (i - thread >= quads)
+            if (i - thread >= eights)
                 break;
-            f32x4 w = {{1, 1, 1, 1}};
-            if (a.norm && i < quads)
-                w = *(const f32x4 *)(a.norm + 4 * i);
-            float v[4];
+            if (a.norm && i < eights) {
+                f32x4 lo = *(const f32x4 *)(a.norm + 8 * i), hi = *(const f32x4 *)(a.norm + 8 * i + 4);
 #pragma unroll
-            for (int j = 0; j < 4; j++)
-                v[j] = x[k].v[j] * factor * w.v[j];
-            quantise_quad(v, i, a.cols, codes, meta, i < quads);
+                for (int j = 0; j < 8; j++)
+                    x[k][j] *= j < 4 ? lo.v[j & 3] : hi.v[j & 3];
+            }
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                x[k][j] *= factor;
+            quantise_eight(x[k], i, K, codes, meta, i < eights);
         }
     }
     __syncthreads();
@@ -280,49 +282,76 @@ template <int N> HK_FN void finish_tile(const hk_matvec_args &a, int tile, int n
     store_result(a, place_of(a, tile), r, j, value, gate);
 }
 
+/* A group's way through its units: pass by pass through a tile, tile by tile. */
+struct place_in_range {
+    int tile, pass;
+};
+HK_FN place_in_range behind(const place_in_range &p, int passes) {
+    return p.pass + 1 < passes ? place_in_range{p.tile, p.pass + 1} : place_in_range{p.tile + 1, 0};
+}
+template <class F> HK_FN void load_place(const hk_matvec_args &a, const place_in_range &p, int end, F (&raw)[R]) {
+    int u = threadIdx.x + p.pass * blockDim.x;
+    if (p.tile < end && u < (int)a.cols / 32)
+        load_units<F>(a, p.tile, u, raw);
+}
+
+/* What a group does with its tiles. Two sets of registers take turns: while one is multiplied, the other is on its way.
+ */
+template <class F, int N> struct worker {
+    const hk_matvec_args &a;
+    const s8 *codes;
+    const u8 *meta;
+    float *sums; /* two halves that alternate */
+    int half, parity, n, end, passes;
+    float acc[N][R];
+
+    __device__ __forceinline__ void take(F (&raw)[R], const place_in_range &p, const place_in_range &next) {
+        int u = threadIdx.x + p.pass * blockDim.x;
+        if (u < (int)a.cols / 32)
+            multiply_units<F, N>(raw, u, (int)a.cols, n, codes, meta, acc);
+        load_place(a, next, end, raw);
+        if (p.pass + 1 < passes)
+            return;
+        finish_tile<N>(a, p.tile, n, acc, sums + parity);
+        parity = half - parity;
+    }
+};
+
 template <class F, int N> HK_FN void matvec(const hk_matvec_args &a) {
     extern __shared__ __align__(16) u8 shared[];
-    int tiles = tile_count(a), K = (int)a.cols, units = K / 32;
-    int groups = gridDim.x * blockDim.y, group = blockIdx.x * blockDim.y + threadIdx.y, u = threadIdx.x;
-    int tile = (int)((s64)group * tiles / groups), end = (int)((s64)(group + 1) * tiles / groups);
+    int tiles = tile_count(a), K = (int)a.cols, warps = blockDim.x >> 5;
+    int groups = gridDim.x * blockDim.y, group = blockIdx.x * blockDim.y + threadIdx.y;
+    int end = (int)((s64)(group + 1) * tiles / groups), passes = (K / 32 + blockDim.x - 1) / blockDim.x;
+    place_in_range p = {(int)((s64)group * tiles / groups), 0}, q = behind(p, passes);
     allow_next();
-    F raw[R];
-    if (tile < end && u < units)
-        load_units<F>(a, tile, u, raw);
-    int row_bytes = units * (F::Q_BYTES + F::H_BYTES + F::S_BYTES + F::D_BYTES) / 8;
-    int ahead = 1 + a.ahead / (row_bytes * R * (int)blockDim.y);
-    for (int t = tile + 1; t < min(end, tile + 1 + ahead); t++)
+    F first[R], second[R];
+    load_place(a, p, end, first);
+    load_place(a, q, end, second);
+    int row_bytes = K / 32 * (F::Q_BYTES + F::H_BYTES + F::S_BYTES + F::D_BYTES) / 8;
+    int ahead = a.ahead / (row_bytes * R * (int)blockDim.y);
+    for (int t = p.tile + 1; t < min(end, p.tile + 1 + ahead); t++)
         prefetch_tile<F>(a, t);
     int n = min(N, a.step.counts[a.rows_are_outputs]); /* written before the first kernel of a step */
     wait_for_previous();
     if (n == 0)
         return;
     float *sums = (float *)shared;
-    int sums_size = 2 * blockDim.y * (blockDim.x >> 5) * R * N;
+    int half = blockDim.y * warps * R * N;
     const s8 *codes = a.codes;
     const u8 *meta = a.meta;
     if (N == 1) {
-        s8 *to = (s8 *)(sums + (sums_size + HK_MAX_WARPS));
-        prepare_input(a, to, (u8 *)to + a.cols, sums + sums_size);
-        codes = to, meta = (u8 *)to + a.cols;
+        s8 *to = (s8 *)(sums + 2 * half + HK_MAX_WARPS);
+        prepare_input(a, to, (u8 *)to + K, sums + 2 * half);
+        codes = to, meta = (u8 *)to + K;
     }
-    float acc[N][R] = {};
-    sums += threadIdx.y * (blockDim.x >> 5) * R * N;
-    int parity = 0;
-    for (; tile < end; tile++) {
-        while (u < units) {
-            multiply_units<F, N>(raw, u, K, n, codes, meta, acc);
-            u += blockDim.x;
-            if (u < units)
-                load_units<F>(a, tile, u, raw);
-        }
-        u = threadIdx.x;
-        if (tile + 1 < end && u < units)
-            load_units<F>(a, tile + 1, u, raw);
-        if (tile + 1 + ahead < end)
-            prefetch_tile<F>(a, tile + 1 + ahead);
-        finish_tile<N>(a, tile, n, acc, sums + parity);
-        parity = sums_size / 2 - parity;
+    worker<F, N> w = {a, codes, meta, sums + threadIdx.y * warps * R * N, half, 0, n, end, passes, {}};
+    while (p.tile < end) {
+        place_in_range r = behind(q, passes), s = behind(r, passes);
+        w.take(first, p, r);
+        if (q.tile >= end)
+            break;
+        w.take(second, q, s);
+        p = r, q = s;
     }
 }
 

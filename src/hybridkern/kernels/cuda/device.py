@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,12 +33,16 @@ class Device:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._thread = ThreadPoolExecutor(1, f"hybridkern-cuda-{number}", initializer=None)
+        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        # A daemon, so that it still serves while the interpreter's exit handlers run: one of them closes the device.
+        self._thread = threading.Thread(target=self._serve, name=f"hybridkern-cuda-{number}", daemon=True)
+        self._thread.start()
         try:
             self.run(self._open)
         except BaseException:
-            self._thread.shutdown()
+            self._queue.put(None)
             raise
+        atexit.register(self._at_exit, os.getpid())  # after pycuda's import, so before its own handlers
 
     @classmethod
     def get(cls, number: int = 0) -> Device:
@@ -48,11 +54,34 @@ class Device:
 
     def run(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
         """Call a function in the device's thread, in which its context is current."""
-        return self._thread.submit(function, *args, **options).result()
+        return self.later(function, *args, **options).result()
 
-    def later(self, function: Callable[..., Any], *args: Any) -> None:
+    def later(self, function: Callable[..., T], *args: Any, **options: Any) -> Future[T]:
         """The same without waiting: for finalisers."""
-        self._thread.submit(function, *args)
+        future: Future[T] = Future()
+        self._queue.put((future, lambda: function(*args, **options)))
+        return future
+
+    def _serve(self) -> None:
+        while (job := self._queue.get()) is not None:
+            future, call = job
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+            del job, future, call
+
+    def _at_exit(self, process: int) -> None:
+        if os.getpid() != process:
+            return  # a fork has no threads, and nothing of its own on the device
+        self.run(self._close)
+        self._queue.put(None)
+        self._thread.join()
+
+    def _close(self) -> None:
+        self.stream.destroy()
+        self.kernels.unload()
+        self._context.pop()
 
     def _open(self) -> None:
         try:
