@@ -1,10 +1,11 @@
 /* Products with many columns on the tensor cores: weights become halves in registers, activations come as halves.
  *
- * A block computes 128 rows x BN tokens in chunks of 128 along K. A warp owns 32 rows (two m16 tiles) and WN * 8
- * tokens. The order of K inside a chunk is free as long as both operands agree, so it is chosen for the weights: lane t
- * of a quad (t = lane % 4) holds whole unit t of the chunk, with its own scale, and gives weights 4s .. 4s + 3 of it to
- * step s of 8. Weights therefore go from memory to fragments without shared memory, one chunk ahead. A lane's
- * activations for two steps are the 16 bytes at 32 t + 8 j of a token's chunk.
+ * A block computes 128 rows x 128 tokens in chunks of 128 along K or, for few tokens, 32 rows x 32 tokens with K shared
+ * out between its 4 warps: such products are bound by memory and by latency, and need many blocks. A warp owns 32 rows
+ * (two m16 tiles) and WN * 8 tokens. The order of K inside a chunk is free as long as both operands agree, so it is
+ * chosen for the weights: lane t of a quad (t = lane % 4) holds whole unit t of the chunk, with its own scale, and
+ * gives weights 4s .. 4s + 3 of it to step s of 8. Weights therefore go from memory to fragments without shared memory,
+ * one chunk ahead. A lane's activations for two steps are the 16 bytes at 32 t + 8 j of a token's chunk.
  *
  * Activations are copied asynchronously, STAGES deep: a token's chunk is 256 bytes in 16 pieces, piece j of unit t
  * lying at 4 t + (j ^ (t / 2 + 2 (token % 2))): the 8 lanes of a quarter warp then touch all banks once.
@@ -80,14 +81,14 @@ template <class F> HK_FN void load_rows(const hk_matmul_args &a, int row0, u32 u
     }
 }
 
-/* Starts the copy of BN tokens' chunk into a stage. */
-template <int BN> HK_FN void copy_chunk(const hk_matmul_args &a, u8 *stage, int token0, int n, int chunk) {
-    for (int i = threadIdx.x; i < BN * 16; i += blockDim.x) {
-        int token = i >> 4, piece = i & 15, t = piece >> 2, j = piece & 3, k = chunk * CHUNK + piece * 8;
-        int to = 4 * t + (j ^ (t >> 1 | (token & 1) << 1));
+/* Starts the copy of BN tokens' next KW chunks into a stage, [KW][BN][256 bytes]. */
+template <int BN, int KW> HK_FN void copy_chunks(const hk_matmul_args &a, u8 *stage, int token0, int n, int step) {
+    for (int i = threadIdx.x; i < BN * 16 * KW; i += blockDim.x) {
+        int piece = i & 15, w = i >> 4 & (KW - 1), token = i / (16 * KW), t = piece >> 2, j = piece & 3;
+        int k = (step * KW + w) * CHUNK + piece * 8, to = 4 * t + (j ^ (t >> 1 | (token & 1) << 1));
         bool in = token0 + token < n && k < (int)a.cols;
         const u16 *from = in ? a.x + (s64)(token0 + token) * a.x_stride + k : a.x;
-        copy16_async(stage + token * 256 + to * 16, from, in);
+        copy16_async(stage + (w * BN + token) * 256 + to * 16, from, in);
     }
     copies_commit();
 }
@@ -141,55 +142,78 @@ HK_FN void store_tile(const hk_matmul_args &a, int row0, int token0, int n, floa
         }
 }
 
-/* NW: warps along the tokens; 4 NW warps. grid (row tiles, token tiles). */
-template <class F, int WN, int NW> HK_FN void matmul(const hk_matmul_args &a) {
-    extern __shared__ __align__(128) u8 shared[];
-    constexpr int BN = 8 * WN * NW, STAGE = BN * 256;
+/* Adds the sums of the KW warps that shared a tile's K, in their order, into the first one's. */
+template <int WN, int KW> HK_FN void add_warps(float (&acc)[2][WN][4], float *shared) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    int row0 = blockIdx.x * 128 + (warp & 3) * 32 + (lane >> 2), token0 = blockIdx.y * BN;
-    u32 units = (u32)a.cols / 32;
-    int chunks = ((int)a.cols + CHUNK - 1) / CHUNK;
+    copies_wait<0>();
+    __syncthreads();
+    float *mine = shared + (warp - 1) * 2 * WN * 4 * 32 + lane;
+#pragma unroll
+    for (int i = 0; i < 2 * WN * 4; i++)
+        if (warp)
+            mine[32 * i] = acc[i / (4 * WN)][i / 4 % WN][i % 4];
+    __syncthreads();
+    if (warp)
+        return;
+#pragma unroll
+    for (int w = 1; w < KW; w++)
+#pragma unroll
+        for (int i = 0; i < 2 * WN * 4; i++)
+            acc[i / (4 * WN)][i / 4 % WN][i % 4] += shared[(w - 1) * 2 * WN * 4 * 32 + 32 * i + lane];
+}
+
+/* A block's warps: MW along the rows, NW along the tokens, KW along K. grid (row tiles, token tiles). */
+template <class F, int WN, int MW, int NW, int KW> HK_FN void matmul(const hk_matmul_args &a) {
+    extern __shared__ __align__(128) u8 shared[];
+    constexpr int BN = 8 * WN * NW, STAGE = BN * 256 * KW;
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    int wm = warp % MW, wn = warp / MW % NW, wk = warp / (MW * NW);
+    int row0 = (blockIdx.x * MW + wm) * 32 + (lane >> 2), token0 = blockIdx.y * BN;
+    u32 units = (u32)a.cols / 32, unit = 4 * wk + (lane & 3);
+    int steps = ((int)a.cols + CHUNK * KW - 1) / (CHUNK * KW);
     allow_next();
     F raw[4];
-    load_rows(a, row0, lane & 3, units, raw);
+    load_rows(a, row0, unit, units, raw);
     wait_for_previous();
     int n = a.step.counts[a.rows_are_outputs];
     if (token0 >= n)
         return;
     for (int c = 0; c < STAGES - 1; c++)
-        if (c < chunks)
-            copy_chunk<BN>(a, shared + c * STAGE, token0, n, c);
+        if (c < steps)
+            copy_chunks<BN, KW>(a, shared + c * STAGE, token0, n, c);
         else
             copies_commit();
     float acc[2][WN][4] = {};
-    for (int c = 0; c < chunks; c++) {
+    for (int c = 0; c < steps; c++, unit += 4 * KW) {
         copies_wait<STAGES - 2>();
         __syncthreads();
         row_unit<F> w[4];
-        u32 unit = 4 * c + (lane & 3);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             w[i].raw = raw[i];
             prepare(w[i], unit, unit < units);
         }
-        if (c + 1 < chunks)
-            load_rows(a, row0, unit + 4, units, raw);
+        if (c + 1 < steps)
+            load_rows(a, row0, unit + 4 * KW, units, raw);
         int next = c + STAGES - 1;
-        if (next < chunks)
-            copy_chunk<BN>(a, shared + next % STAGES * STAGE, token0, n, next);
+        if (next < steps)
+            copy_chunks<BN, KW>(a, shared + next % STAGES * STAGE, token0, n, next);
         else
             copies_commit();
-        multiply_chunk<F, WN>(w, shared + c % STAGES * STAGE + (warp >> 2) * WN * 8 * 256, acc);
+        multiply_chunk<F, WN>(w, shared + c % STAGES * STAGE + (wk * BN + wn * WN * 8) * 256, acc);
     }
-    store_tile<F, WN>(a, row0, token0 + (warp >> 2) * WN * 8, n, acc);
+    if (KW > 1)
+        add_warps<WN, KW>(acc, (float *)shared);
+    if (wk == 0)
+        store_tile<F, WN>(a, row0, token0 + wn * WN * 8, n, acc);
 }
 
 #define HK_MATMUL(lower)                                                                                               \
     HK_KERNEL __launch_bounds__(256, 1) hk_matmul_##lower(const __grid_constant__ hk_matmul_args a) {                  \
-        matmul<unit_##lower, 8, 2>(a);                                                                                 \
+        matmul<unit_##lower, 8, 4, 2, 1>(a);                                                                           \
     }                                                                                                                  \
     HK_KERNEL __launch_bounds__(128, 2) hk_matmul32_##lower(const __grid_constant__ hk_matmul_args a) {                \
-        matmul<unit_##lower, 4, 1>(a);                                                                                 \
+        matmul<unit_##lower, 4, 1, 1, 4>(a);                                                                           \
     }
 #ifdef HK_ONLY
 #define HK_APPLY(name) HK_MATMUL(name)

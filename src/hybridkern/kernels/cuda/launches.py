@@ -138,15 +138,9 @@ def matmul(
         )
     if type_name == "F32":
         return Launch("hk_matmul_f32", (_ceil(rows, 64), _ceil(n, 64), 1), (256, 1, 1), 0, args)
-    tokens = 128 if n > 64 else 32
-    name = f"hk_matmul{'' if tokens == 128 else '32'}_{lower}"
-    return Launch(
-        name,
-        (_ceil(rows, 128), _ceil(n, tokens), 1),
-        (256 if tokens == 128 else 128, 1, 1),
-        STAGES * tokens * 256,
-        args,
-    )
+    if n > 64:
+        return Launch(f"hk_matmul_{lower}", (_ceil(rows, 128), _ceil(n, 128), 1), (256, 1, 1), STAGES * 128 * 256, args)
+    return Launch(f"hk_matmul32_{lower}", (_ceil(rows, 32), _ceil(n, 32), 1), (128, 1, 1), STAGES * 4 * 32 * 256, args)
 
 
 def rows(step: Struct, n: int, width: int, mode: str = "copy", **fields: Any) -> Launch:
