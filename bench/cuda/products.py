@@ -108,7 +108,8 @@ def matvec(
         else:
             one = launches.matvec(
                 type_name, step, group, cols, x=s, norm=s, normalise=cols <= 8192, eps=1e-5, ahead=ahead,
-                quantised=None if n == 1 else (s, s + (1 << 20)), processors=b.processors, blocks=blocks, rows_per_tile=tile,
+                quantised=None if n == 1 else (s, s + (1 << 20)), processors=b.processors, blocks=blocks,
+                rows_per_tile=tile,
             )  # fmt: skip
         made.append(one)
     seconds = b.time(made, early)
@@ -134,7 +135,12 @@ def main() -> int:
     parser.add_argument("--tile", type=int, default=4, help="rows per tile that the images were compiled for")
     parser.add_argument("--formats", default=",".join(LAYOUTS))
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--warps", type=int, default=launches.MATVEC_WARPS, help="of a matrix-vector block")
+    parser.add_argument("--wide", type=int, nargs=3, help="rows, tokens, threads that hk_matmul was compiled for")
     args = parser.parse_args()
+    if args.wide:
+        launches.WIDE = tuple(args.wide)
+    launches.MATVEC_WARPS = args.warps
     formats = args.formats.split(",")
     cuda.init()
     context = cuda.Device(0).retain_primary_context()
@@ -155,12 +161,12 @@ def main() -> int:
         context.pop()
         return 0
     print(
-        "format  4096x11008 n=1: GB/s at blocks 1, 2, 4 | n=2, 8 | matmul 11008x4096 TFLOP/s n=32, 512, 2048",
+        "format  4096x11008 n=1: GB/s at blocks 1, 2, 4 | n=2, 8 at 1, 2 | matmul 11008x4096 TFLOP/s n=32, 512, 2048",
         flush=True,
     )
     for f in formats:
         one = [f"{matvec(b, f, 4096, 11008, k, True):6.0f}" for k in (1, 2, 4)]
-        few = [f"{matvec(b, f, 4096, 11008, 2, True, n):6.0f}" for n in (2, 8)]
+        few = [f"{matvec(b, f, 4096, 11008, k, True, n):6.0f}" for n in (2, 8) for k in (1, 2)]
         many = [f"{matmul(b, f, 11008, 4096, n):6.1f}" for n in (32, 512, 2048)]
         print(f"{f:7s} {' '.join(one)} | {' '.join(few)} | {' '.join(many)}", flush=True)
     context.pop()

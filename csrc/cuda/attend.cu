@@ -30,10 +30,13 @@ struct row_state {
 template <int HD, int TYPE>
 HK_FN void fetch(u16 *to, const hk_attend_args &a, const int *pages, int head, bool values, int first, int low,
                  int high) {
-    int dim = values ? a.cache.dim_v : a.cache.dim_k, eights = dim / 8;
+    int dim = values ? a.cache.dim_v : a.cache.dim_k;
     const u8 *plane = plane_of<TYPE>(a.cache, pages[first / HK_PAGE], head, values);
-    for (int i = threadIdx.x; i < STEP * eights; i += WARPS * 32) {
-        int token = i / eights, e = i % eights, position = first + token;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < STEP * HD / 8; i += WARPS * 32) {
+        int token = i / (HD / 8), e = i % (HD / 8), position = first + token;
+        if (8 * e >= dim)
+            continue;
         bool in = position >= low && position < high;
         u16 *at = to + token * (HD + 8) + 8 * e;
         if (TYPE == HK_CACHE_F16) {
@@ -159,19 +162,23 @@ HK_FN void walk(const hk_attend_args &a, const int *pages, int head, int begin, 
     }
 }
 
-/* Rows of queries as halves, scaled; zero beyond the tile and beyond dim, where keys and values are zeroed as well. */
+/* Rows of queries as halves, scaled; zero beyond the tile and beyond dim, where keys and values are zeroed as well. A
+ * warp takes a row at a time. */
 template <int HD, int ROWS>
 HK_FN void load_queries(const hk_attend_args &a, u16 *q, u16 *k, u16 *v, int first_row, int n_rows, int head0,
                         int group) {
-    for (int i = threadIdx.x; i < ROWS * HD; i += WARPS * 32) {
-        int r = i / HD, d = i % HD, row = first_row + r;
-        float x = 0;
-        if (row < n_rows && d < a.cache.dim_k) {
-            s64 at = (row / group) * a.q_stride + (s64)(head0 + row % group) * a.cache.dim_k + d;
-            x = load_fresh(a.q + at) * a.scale;
-        }
-        q[r * (HD + 8) + d] = float_to_half(x);
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+#pragma unroll 4
+    for (int r = warp; r < ROWS; r += WARPS) {
+        int row = first_row + r, token = row / group;
+        const float *x = a.q + token * a.q_stride + (s64)(head0 + row - token * group) * a.cache.dim_k;
+#pragma unroll
+        for (int d = lane; d < HD; d += 32)
+            q[r * (HD + 8) + d] =
+                row < n_rows && d < a.cache.dim_k ? float_to_half(load_fresh(x + d) * a.scale) : (u16)0;
     }
+    if (a.cache.dim_k == HD && a.cache.dim_v == HD)
+        return;
     for (int i = threadIdx.x; i < STEP * HD; i += WARPS * 32) {
         int r = i / HD, d = i % HD;
         if (d >= a.cache.dim_k)
@@ -244,7 +251,8 @@ template <int HD, int TYPE> HK_FN void prefill(const hk_attend_args &a) {
 
 /* The four warps' states of 16 rows into one: acc[16][HD], peaks and sums in shared memory. */
 template <int HD>
-HK_FN void merge_warps(row_state &st, float (&o)[HD / 8][4], float *acc, float (*peaks)[16], float (*sums)[16]) {
+HK_FN void merge_warps(row_state &st, float (&o)[HD / 8][4], float *acc, float (*peaks)[16], float (*sums)[16],
+                       int rows) {
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
     __syncthreads();
     if (t == 0) {
@@ -268,6 +276,8 @@ HK_FN void merge_warps(row_state &st, float (&o)[HD / 8][4], float *acc, float (
             for (int d = 0; d < HD / 8; d++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
+                    if (rows <= 8 && e >= 2)
+                        continue; /* an empty half */
                     float *at = acc + (g + 8 * (e >> 1)) * HD + 8 * d + 2 * t + (e & 1);
                     *at = (w ? *at : 0) + o[d][e] * factor[e >> 1];
                 }
@@ -316,7 +326,7 @@ template <int HD, int TYPE> HK_FN void decode(const hk_attend_args &a) {
                       q, k, v, st, o);
     finish_sums(st);
     float *acc = (float *)k;
-    merge_warps<HD>(st, o, acc, peaks, sums);
+    merge_warps<HD>(st, o, acc, peaks, sums, n_rows - first);
     int dim = a.cache.dim_v, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     for (int r = warp; r < 16 && first + r < n_rows; r += WARPS) {
         float peak = fmaxf(fmaxf(peaks[0][r], peaks[1][r]), fmaxf(peaks[2][r], peaks[3][r])), sum = 0;

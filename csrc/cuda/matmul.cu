@@ -104,15 +104,17 @@ template <class F, int WN> HK_FN void multiply_chunk(const row_unit<F> (&w)[4], 
             for (int i = 0; i < 4; i++)
                 group_halves(w[i], 2 * j + s, f[s][i >> 1][i & 1], f[s][i >> 1][2 + (i & 1)]);
         const u8 *p = x + g * 256 + (4 * t + (j ^ (t >> 1 | (g & 1) << 1))) * 16;
+        u32x4 v[WN];
 #pragma unroll
-        for (int b = 0; b < WN; b++) {
-            u32x4 v = *(const u32x4 *)(p + b * 8 * 256);
+        for (int b = 0; b < WN; b++)
+            v[b] = *(const u32x4 *)(p + b * 8 * 256);
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                mma_f16(acc[i][b], f[0][i], v.v[0], v.v[1]);
-                mma_f16(acc[i][b], f[1][i], v.v[2], v.v[3]);
-            }
-        }
+        for (int s = 0; s < 2; s++) /* outermost: no sum is needed again before 2 WN others */
+#pragma unroll
+            for (int b = 0; b < WN; b++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    mma_f16(acc[i][b], f[s][i], v[b].v[2 * s], v[b].v[2 * s + 1]);
     }
 }
 

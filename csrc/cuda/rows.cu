@@ -170,13 +170,14 @@ HK_FN void store_token(const hk_heads_args &a, int t, int head, int store, int d
     store_head<TYPE>(plane_of<TYPE>(a.cache, page, head, store == 2), dim, position % HK_PAGE, x, lane);
 }
 
+/* Value i of the rotated vector; no division, which costs more than all the rest. */
 HK_FN float rotated(const hk_stream &s, const float *v, const float *angles, int i) {
     if (i >= 2 * s.half)
         return v[i];
-    int pair = s.neox ? i % s.half : i / 2;
     bool second = s.neox ? i >= s.half : i & 1;
+    int pair = s.neox ? (second ? i - s.half : i) : i >> 1;
     float a = v[s.neox ? pair : 2 * pair], b = v[s.neox ? pair + s.half : 2 * pair + 1];
-    float c = angles[2 * pair], n = angles[2 * pair + 1];
+    float c = load_fresh(angles + 2 * pair), n = load_fresh(angles + 2 * pair + 1);
     return second ? a * n + b * c : a * c - b * n;
 }
 

@@ -1,4 +1,4 @@
-"""A device for tests, on pycuda and NumPy alone: memory between guards, filled with NaN bytes before use, and launches."""
+"""A device for tests, on pycuda and NumPy alone: memory between guards, filled with NaN bytes, and launches."""
 
 from __future__ import annotations
 

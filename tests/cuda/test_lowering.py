@@ -72,5 +72,7 @@ def test_a_decode_block_is_six_launches(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_many_tokens_use_the_tensor_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    names = [x.function for x in tape_of(monkeypatch, tmp_path, "gemma2", type="Q6_K", n_layer=1, tied=True).launches(129)]
+    names = [
+        x.function for x in tape_of(monkeypatch, tmp_path, "gemma2", type="Q6_K", n_layer=1, tied=True).launches(129)
+    ]
     assert names.count("hk_matmul_q6_k") == 8 and "hk_prefill128_f16" in names

@@ -66,7 +66,7 @@ def variant_of(model: Any, n: int) -> int | None:
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_every_architecture_in_f32(device: Any, tmp_path: Path, case: str) -> None:
-    """Products are exact to f32; attention and its cache keep halves, which random models carry on from block to block."""
+    """Products are exact to f32; attention and its cache keep halves, an error that grows from block to block."""
     arch, options = CASES[case]
     both = Both(tmp_path, arch, **options)
     ids = ids_of()

@@ -20,7 +20,7 @@ from .launches import FEW, Launch, decode_splits
 from .placement import PAGE, DeviceCache, Placement, Progress
 
 Table = npt.NDArray[np.int32]
-_CLASSES = (1, FEW, 32, 128)
+_CLASSES = (1, FEW, 32, 128, 512)
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,8 @@ class CudaTape:
         if self._place is None:
             raise KernelError("the model's memory on the GPU was given back")
         if not 1 <= n <= self._place.max_rows or m > self._place.max_outputs:
-            raise ArgumentError(
-                f"a step of {n} tokens and {m} outputs; it can have {self._place.max_rows} and {self._place.max_outputs}"
-            )
+            most = f"{self._place.max_rows} and {self._place.max_outputs}"
+            raise ArgumentError(f"a step of {n} tokens and {m} outputs; it can have {most}")
         stream = self._device.stream
         if self._table is None or not np.array_equal(self._table, table):
             self._table = table.copy()

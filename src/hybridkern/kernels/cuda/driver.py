@@ -1,4 +1,4 @@
-"""The driver shim (csrc/runtime/hk_cuda_driver.h) from Python: every status becomes an exception with the driver's text.
+"""The driver shim (csrc/runtime/hk_cuda_driver.h) from Python: a status becomes an exception with the driver's text.
 
 Calls release the GIL. They work in the context that is current in the calling thread, which pycuda has made so.
 """

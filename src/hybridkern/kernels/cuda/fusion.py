@@ -1,7 +1,7 @@
 """Groups recorded operations into what one launch does, for steps of at most n tokens.
 
-- Consecutive products of one format with one input are a group (few columns only: many fill the chip one by one), and gate,
-  up and their gated product are one launch.
+- Consecutive products of one format with one input are a group (few columns only: many fill the chip one by one), and
+  gate, up and their gated product are one launch.
 - Head norm, rotation and the store of keys and values are one launch over heads.
 - With one column, a norm whose result only products read is left to these products, which normalise for themselves.
 - An operation by row hands its result on in every form that a later product wants: f32, int8 codes, halves.

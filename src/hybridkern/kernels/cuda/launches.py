@@ -12,8 +12,10 @@ from . import arguments as a
 from .layout import LAYOUTS, UNIT
 
 MATVEC_ROWS = 4
+MATVEC_WARPS = 16  # of a block, with one column
 FEW = 8  # columns that a matrix-vector kernel takes
 STAGES = 3
+WIDE = (128, 128, 256)  # rows, tokens and threads of a block that multiplies many columns
 KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2}
 ROW_MODES = {"copy": 0, "silu": 1, "gelu_tanh": 2, "add": 3, "scale": 4, "softcap": 5, "select": 6}
 GLU = {None: 0, "silu": 1, "gelu_tanh": 2}
@@ -49,7 +51,7 @@ def matrix(planes: Sequence[int]) -> Struct:
 
 def matvec_shape(cols: int, few: bool, rows_per_tile: int = MATVEC_ROWS) -> tuple[int, int, int]:
     """(warps along a row, groups of rows, bytes of shared memory) of a matrix-vector block."""
-    limit = 8 if few else 16
+    limit = 8 if few else MATVEC_WARPS
     warps = _ceil(cols // UNIT, 32)
     along = _ceil(warps, _ceil(warps, limit))
     groups = max(1, limit // along)
@@ -139,7 +141,8 @@ def matmul(
     if type_name == "F32":
         return Launch("hk_matmul_f32", (_ceil(rows, 64), _ceil(n, 64), 1), (256, 1, 1), 0, args)
     if n > 64:
-        return Launch(f"hk_matmul_{lower}", (_ceil(rows, 128), _ceil(n, 128), 1), (256, 1, 1), STAGES * 128 * 256, args)
+        grid = (_ceil(rows, WIDE[0]), _ceil(n, WIDE[1]), 1)
+        return Launch(f"hk_matmul_{lower}", grid, (WIDE[2], 1, 1), STAGES * WIDE[1] * 256, args)
     return Launch(f"hk_matmul32_{lower}", (_ceil(rows, 32), _ceil(n, 32), 1), (128, 1, 1), STAGES * 4 * 32 * 256, args)
 
 
@@ -195,7 +198,7 @@ def head_size(dim: int) -> int:
 def decode_splits(n: int, n_head: int, n_kv: int, processors: int, max_tokens: int) -> int:
     """Between how many blocks the cache of a token is divided."""
     tiles = n_kv * _ceil(n_head // n_kv, 16) * n
-    return max(1, min(_ceil(2 * processors, tiles), _ceil(max_tokens, 64)))
+    return max(1, min(_ceil(4 * processors, tiles), _ceil(max_tokens, 64)))
 
 
 def attend(step: Struct, n: int, cache: Struct, kv_type: str, *, splits: int = 1, **fields: Any) -> Launch:

@@ -10,7 +10,7 @@ _ALIGN = 256
 
 @dataclass(frozen=True)
 class FormatLayout:
-    """Bytes of the planes q, h, s, d. per_unit: of 32 weights; per_block: of 256, for planes that have one entry a block."""
+    """Bytes of the planes q, h, s, d. per_unit: of 32 weights; per_block: of 256, for planes with one entry a block."""
 
     per_unit: tuple[int, int, int, int]
     per_block: tuple[int, int, int, int] = (0, 0, 0, 0)
