@@ -26,7 +26,7 @@ class Bench:
     """Memory and timing."""
 
     def __init__(self, images: Path) -> None:
-        self.kernels = Kernels([p.read_bytes() for p in sorted([*images.glob("*.fatbin"), *images.glob("*.cubin")])])
+        self.kernels = Kernels({p.stem: p.read_bytes() for p in [*images.glob("*.fatbin"), *images.glob("*.cubin")]})
         self.stream = Stream()
         self.processors = attribute(16)
         self.pool = Memory(3 << 30)

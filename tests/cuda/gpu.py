@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hybridkern.kernels.cuda.launches import Launch
+from hybridkern.kernels.cuda.launches import Launch, home_of
 
 GUARD, POISON = 0xA5, 0xFF
 _GUARD_BYTES = 4096
@@ -103,14 +103,7 @@ class Gpu:
     def function(self, name: str) -> Any:
         """A kernel of any module."""
         if name not in self._functions:
-            for module in self._modules.values():
-                try:
-                    self._functions[name] = module.get_function(name)
-                    break
-                except self.cuda.LogicError:
-                    continue
-            else:
-                raise KeyError(name)
+            self._functions[name] = self._modules[home_of(name)].get_function(name)
         return self._functions[name]
 
     def run(self, *launches: Launch) -> None:

@@ -71,8 +71,8 @@ def attention(
 
 
 def check(
-    gpu: Gpu, cache: Cache, kv_type: str, n_head: int, sequences: Any, positions: Any, window: int = 0, softcap: float = 0.0,
-    splits: int = 1,
+    gpu: Gpu, cache: Cache, kv_type: str, n_head: int, sequences: Any, positions: Any, window: int = 0,
+    softcap: float = 0.0, splits: int = 1,
 ) -> float:  # fmt: skip
     n, c = len(positions), cache.struct
     dim_k, dim_v = c["dim_k"], c["dim_v"]

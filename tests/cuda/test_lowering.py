@@ -12,6 +12,7 @@ from tiny import write_tiny
 
 from hybridkern.kernels.cuda import placement
 from hybridkern.kernels.cuda.cuda_set import CudaTape
+from hybridkern.kernels.cuda.launches import home_of
 from hybridkern.kernels.interface import Recorder
 
 pytestmark = pytest.mark.on_host
@@ -76,3 +77,13 @@ def test_many_tokens_use_the_tensor_cores(monkeypatch: pytest.MonkeyPatch, tmp_p
         x.function for x in tape_of(monkeypatch, tmp_path, "gemma2", type="Q6_K", n_layer=1, tied=True).launches(129)
     ]
     assert names.count("hk_matmul_q6_k") == 8 and "hk_prefill128_f16" in names
+
+
+def test_every_kernel_is_in_the_file_that_its_name_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sources = Path(__file__).parents[2] / "csrc" / "cuda"
+    for type_name in ("F32", "F16", "Q6_K"):
+        tape = tape_of(monkeypatch, tmp_path, "gemma2", type=type_name, n_layer=1, tied=True)
+        for n in (1, 2, 9, 129):
+            for one in tape.launches(n):
+                stem = one.function.split("_")[1].rstrip("0123456789")
+                assert f"hk_{stem}" in (sources / f"{home_of(one.function)}.cu").read_text()

@@ -107,7 +107,7 @@ class Device:
         self.processors = attribute(_PROCESSORS)
         self.capability = attribute(_MAJOR), attribute(_MINOR)
         try:
-            self.kernels = Kernels([f.read_bytes() for f in files])
+            self.kernels = Kernels({f.stem: f.read_bytes() for f in files})
         except KernelError as error:
             major, minor = self.capability
             raise KernelError(

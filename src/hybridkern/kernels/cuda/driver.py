@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import ctypes as c
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hybridkern.errors import KernelError, OutOfMemoryError
 
-from .launches import Launch
+from .launches import Launch, home_of
 
 _OUT_OF_MEMORY = 2
 _LIBRARY = "libhk_cuda_driver.so"
@@ -116,29 +116,25 @@ class Module:
 
 
 class Kernels:
-    """Kernels of several images, by name."""
+    """Kernels of several images, given by the name of their source file."""
 
-    def __init__(self, images: Sequence[bytes]) -> None:
-        self._modules = [Module(i) for i in images]
+    def __init__(self, images: Mapping[str, bytes]) -> None:
+        self._modules = {name: Module(image) for name, image in images.items()}
         self._functions: dict[tuple[str, int], int] = {}
 
     def function(self, name: str, shared: int) -> int:
-        """The handle of a kernel of any of the images."""
+        """The handle of a kernel."""
         key = (name, shared if shared > 48 * 1024 else 0)
         if key not in self._functions:
-            for module in self._modules:
-                try:
-                    self._functions[key] = module.function(name, shared)
-                    break
-                except KernelError:
-                    continue
-            else:
-                raise KernelError(f"no CUDA kernel {name} in the images of this build")
+            home = home_of(name)
+            if home not in self._modules:
+                raise KernelError(f"this build has no image {home!r}, which holds the CUDA kernel {name}")
+            self._functions[key] = self._modules[home].function(name, shared)
         return self._functions[key]
 
     def unload(self) -> None:
         """Free them all."""
-        for module in self._modules:
+        for module in self._modules.values():
             module.unload()
         self._functions.clear()
 

@@ -34,6 +34,17 @@ class Launch:
     args: np.ndarray[Any, Any]
 
 
+def home_of(function: str) -> str:
+    """The source file, and so the image, that a kernel is in."""
+    for prefix, home in (("convert", "convert"), ("argmax", "argmax"), ("prefill", "attend"), ("decode", "attend")):
+        if function.startswith(f"hk_{prefix}"):
+            return home
+    is_float = function.startswith("hk_matvec") and function.endswith(("_f32", "_f16", "_bf16"))
+    if is_float or function == "hk_matmul_f32":
+        return "floats"
+    return next((home for home in ("matvec", "matmul") if function.startswith(f"hk_{home}")), "rows")
+
+
 def _ceil(n: int, d: int) -> int:
     return -(-n // d)
 
@@ -81,10 +92,8 @@ def matvec(
     few = quantised is not None
     along, groups, shared = matvec_shape(cols, few, rows_per_tile)
     codes, meta = quantised or (0, 0)
-    if glu:
-        tiles = _ceil(parts[0]["rows"], rows_per_tile // 2)
-    else:
-        tiles = sum(_ceil(p["rows"], rows_per_tile) for p in parts)
+    shared_rows = rows_per_tile // 2 if glu else rows_per_tile
+    tiles = sum(_ceil(p["rows"], shared_rows) for p in (parts[:1] if glu else parts))
     args = a.pack(
         a.MATVEC,
         step=step,
@@ -202,7 +211,7 @@ def decode_splits(n: int, n_head: int, n_kv: int, processors: int, max_tokens: i
 
 
 def attend(step: Struct, n: int, cache: Struct, kv_type: str, *, splits: int = 1, **fields: Any) -> Launch:
-    """Attention of n tokens; at most 8 of them are decoded with split caches. fields: q, out, strides, n_head, scale, ..."""
+    """Attention of n tokens; at most 8 are decoded with split caches. fields: q, out, strides, n_head, scale, ..."""
     size = head_size(max(cache["dim_k"], cache["dim_v"]))
     args = a.pack(a.ATTEND, step=step, cache=cache, splits=splits, **fields)
     group = fields["n_head"] // cache["n_kv"]
