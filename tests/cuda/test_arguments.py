@@ -16,7 +16,8 @@ STRUCTS = {
     "step": arguments.STEP, "matrix": arguments.MATRIX, "convert_args": arguments.CONVERT, "part": arguments.PART,
     "matvec_args": arguments.MATVEC, "matmul_args": arguments.MATMUL, "rows_args": arguments.ROWS,
     "embed_args": arguments.EMBED, "angles_args": arguments.ANGLES, "cache": arguments.CACHE,
-    "stream": arguments.STREAM, "heads_args": arguments.HEADS, "attend_args": arguments.ATTEND, "argmax_args": arguments.ARGMAX,
+    "stream": arguments.STREAM, "heads_args": arguments.HEADS, "attend_args": arguments.ATTEND,
+    "argmax_args": arguments.ARGMAX,
 }  # fmt: skip
 
 

@@ -86,7 +86,7 @@ def matvec(
     processors: int = 132,
     blocks: float = 1,
     rows_per_tile: int = MATVEC_ROWS,
-    ahead: int = 65536,
+    ahead: int = 32768,
 ) -> Launch:
     """Products with one column (x: float32, normalised on the way) or up to 8 (quantised: codes and meta)."""
     few = quantised is not None
