@@ -54,8 +54,16 @@ class LlamaCpp:
         n_ctx: int = 1024,
         repack: bool = True,
         flash: bool = True,
+        ubatch: int = UBATCH,
         kv_f32: bool = False,
     ) -> None:
+        self.options = {"threads": threads, "flash": flash, "ubatch": ubatch, "kv_f32": kv_f32}
+        self._load(path, repack)
+        self.ctx = self._context(n_ctx)
+        self.deep_ctx, self.deep_depth = None, -1
+
+    def _load(self, path: str, repack: bool) -> None:
+        """Import the package and set api, version, model, vocab and n_vocab."""
         import llama_cpp as api
 
         self.api, self.version = api, api.__version__
@@ -65,28 +73,28 @@ class LlamaCpp:
         params = api.llama_model_default_params()
         params.n_gpu_layers = 0
         params.use_extra_bufts = repack
-        self.model = api.llama_model_load_from_file(path.encode(), params)
-        if not self.model:
-            raise RuntimeError(f"llama.cpp cannot load {path}")
+        self.model = self._open(path, params)
         self.vocab = api.llama_model_get_vocab(self.model)
         self.n_vocab = api.llama_vocab_n_tokens(self.vocab)
-        self.context_options = {"threads": threads, "flash": flash, "kv_f32": kv_f32}
-        self.ctx = self._context(n_ctx)
-        self.deep_ctx, self.deep_depth = None, -1
+
+    def _open(self, path: str, params: Any) -> Any:
+        model = self.api.llama_model_load_from_file(path.encode(), params)
+        if not model:
+            raise RuntimeError(f"{self.name} cannot load {path}")
+        return model
 
     def _context(self, n_ctx: int) -> Any:
         api = self.api
         params = api.llama_context_default_params()
         params.n_ctx = params.n_batch = n_ctx  # one call takes a whole prompt: only its last position needs logits
-        params.n_ubatch = UBATCH
-        params.n_threads = params.n_threads_batch = self.context_options["threads"]
-        flash = self.context_options["flash"]
-        params.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        if self.context_options["kv_f32"]:
+        params.n_ubatch = self.options["ubatch"]
+        params.n_threads = params.n_threads_batch = self.options["threads"]
+        self._set_flash(params, self.options["flash"])
+        if self.options["kv_f32"]:
             params.type_k = params.type_v = 0  # GGML_TYPE_F32
         ctx = api.llama_init_from_model(self.model, params)
         if not ctx:
-            raise RuntimeError(f"llama.cpp cannot make a context of {n_ctx} tokens")
+            raise RuntimeError(f"{self.name} cannot make a context of {n_ctx} tokens")
         return ctx
 
     def _eval(self, ctx: Any, ids: Sequence[int], start: int, all_rows: bool = False) -> None:
@@ -102,12 +110,20 @@ class LlamaCpp:
                 batch.logits[i] = all_rows or i == n - 1
             if code := api.llama_decode(ctx, batch):
                 raise RuntimeError(f"llama_decode returned {code}")
-            api.llama_synchronize(ctx)
+            api.llama_get_logits_ith(ctx, -1)  # waits for the result
         finally:
             api.llama_batch_free(batch)
 
+    def _set_flash(self, params: Any, on: bool) -> None:
+        api = self.api
+        params.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_ENABLED if on else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+
     def _clear(self, ctx: Any) -> None:
         self.api.llama_memory_clear(self.api.llama_get_memory(ctx), True)
+
+    def _truncate(self, ctx: Any, depth: int) -> bool:
+        """Forget what lies behind `depth` tokens; false where the cache cannot."""
+        return self.api.llama_memory_seq_rm(self.api.llama_get_memory(ctx), 0, depth, -1)
 
     def tokenize(self, text: str, special: bool = False, bos: bool = False) -> list[int]:
         data = text.encode()
@@ -123,7 +139,8 @@ class LlamaCpp:
         for start in range(0, len(ids), batch):
             chunk = ids[start : start + batch]
             self._eval(self.ctx, chunk, start, all_rows=True)
-            rows = np.ctypeslib.as_array(self.api.llama_get_logits(self.ctx), (len(chunk) * self.n_vocab,))
+            first = self.api.llama_get_logits_ith(self.ctx, 0)  # the rows lie one behind the other
+            rows = np.ctypeslib.as_array(first, (len(chunk) * self.n_vocab,))
             yield rows.reshape(len(chunk), self.n_vocab).copy()
 
     def prefill(self, ids: Sequence[int]) -> float:
@@ -143,14 +160,46 @@ class LlamaCpp:
 
     def _at_depth(self, ids: Sequence[int], depth: int) -> Any:
         """A second context that holds `depth` tokens: filled once, and cut back to that depth afterwards."""
-        api = self.api
-        if self.deep_depth == depth and api.llama_memory_seq_rm(api.llama_get_memory(self.deep_ctx), 0, depth, -1):
+        if self.deep_depth == depth and self._truncate(self.deep_ctx, depth):
             return self.deep_ctx
         if self.deep_ctx is not None:
-            api.llama_free(self.deep_ctx)
+            self.api.llama_free(self.deep_ctx)
         self.deep_ctx, self.deep_depth = self._context(depth + len(ids)), depth
         self._eval(self.deep_ctx, [ids[i % len(ids)] for i in range(depth)], 0)
         return self.deep_ctx
+
+
+class IkLlamaCpp(LlamaCpp):
+    """ik_llama.cpp through ik-llama-cpp-python: the older form of the same interface."""
+
+    name = "ik_llama.cpp"
+
+    def _load(self, path: str, repack: bool) -> None:
+        import ik_llama_cpp
+        from ik_llama_cpp import _ctypes_api as api
+
+        self.api, self.version = api, ik_llama_cpp.__version__
+        library = api._lib
+        library.llama_n_vocab.argtypes = [ctypes.c_void_p]
+        library.llama_kv_cache_seq_rm.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
+        library.llama_kv_cache_seq_rm.restype = ctypes.c_bool
+        api.llama_backend_init()
+        params = api.llama_model_default_params()
+        params.n_gpu_layers = 0
+        params.repack_tensors = repack
+        params.use_mmap = not repack
+        self.model = self._open(path, params)
+        self.vocab = self.model  # which llama_tokenize takes here
+        self.n_vocab = library.llama_n_vocab(self.model)
+
+    def _set_flash(self, params: Any, on: bool) -> None:
+        params.flash_attn = on
+
+    def _clear(self, ctx: Any) -> None:
+        self.api.llama_kv_cache_clear(ctx)
+
+    def _truncate(self, ctx: Any, depth: int) -> bool:
+        return self.api._lib.llama_kv_cache_seq_rm(ctx, 0, depth, -1)
 
 
 class HybridKern:
@@ -165,6 +214,7 @@ class HybridKern:
         self.model = hybridkern.load(
             path, threads=threads, threads_batch=threads, n_ctx=n_ctx, n_ubatch=UBATCH, **options
         )
+        self.session = self.model.session()  # keeps its tokens, so that a deep context is filled once
 
     def tokenize(self, text: str, special: bool = False, bos: bool = False) -> list[int]:
         return self.model.tokenize(text, special=special, bos=bos)
@@ -183,7 +233,7 @@ class HybridKern:
     def decode(self, ids: Sequence[int], depth: int) -> float:
         """Greedy generation, sampling and detokenising included; the piece after the prompt starts the clock."""
         prompt = [ids[i % len(ids)] for i in range(depth or 1)]
-        stream = self.model.generate(prompt, max_tokens=len(ids) + 1, temperature=0.0, ignore_eos=True)
+        stream = self.session.generate(prompt, max_tokens=len(ids) + 1, temperature=0.0, ignore_eos=True)
         next(stream)
         begin = time.perf_counter()
         steps = sum(1 for _ in stream)
@@ -193,7 +243,7 @@ class HybridKern:
         return seconds
 
 
-ENGINES: dict[str, Callable[..., Engine]] = {"llama.cpp": LlamaCpp, "hybridkern": HybridKern}
+ENGINES: dict[str, Callable[..., Engine]] = {engine.name: engine for engine in (LlamaCpp, IkLlamaCpp, HybridKern)}
 
 
 def log_softmax_at(logits: np.ndarray, ids: Sequence[int]) -> np.ndarray:

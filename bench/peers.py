@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Compare hybridkern with llama.cpp on the same GGUF files, taking turns in one run.
+"""Compare hybridkern with llama.cpp, and if wanted ik_llama.cpp, on the same GGUF files, taking turns in one run.
 
     pip install .
     python -m venv peer
     CMAKE_ARGS=-DGGML_NATIVE=ON peer/bin/pip install --no-binary llama-cpp-python llama-cpp-python
     python bench/peers.py -m model.gguf --peer-python peer/bin/python --out peers.json
+
+For ik_llama.cpp, install ik-llama-cpp-python in the same way and pass --ik-python and its --settings.
 
 Every engine and setting runs in a worker process of its own (adapters.py), loaded once. In each round every test is
 timed in every worker, one after the other; the first place rotates. Memory read bandwidth is measured in each round
@@ -13,7 +15,9 @@ tests/golden/text.txt, in batches and token by token: a setting whose perplexity
 the best peer.
 
 llama.cpp's settings: `repack` is its default; `raw` keeps the file's rows, which lets its tiled matrix product take
-K-quants; `raw-untiled` turns that off as well. Each with and without flash attention, unless --flash says otherwise.
+K-quants; `raw-untiled` turns that off as well. ik_llama.cpp's: `ik` is its default; `ik-ubatch16` avoids a batch path
+that is wrong for some row lengths; `ik-repack` interleaves rows at load. Each with and without flash attention, unless
+--flash says otherwise.
 """
 
 from __future__ import annotations
@@ -38,13 +42,17 @@ ROOT = Path(__file__).resolve().parents[1]
 ADAPTERS = ROOT / "bench" / "adapters.py"
 GOLDEN = ROOT / "tests" / "golden"
 PERPLEXITY_IDS = 641  # as many as the golden files were made with
-STEPPED_IDS = 65
 TOLERANCE = 0.02
+STEPPED_IDS = 65
+STEPPED_TOLERANCE = 0.06  # over so few tokens the noise of quantised activations alone gave 2.4 %
 OURS = "hybridkern"
-SETTINGS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
-    "repack": ({"repack": True}, {}),
-    "raw": ({"repack": False}, {"GGML_CPU_TILED_MM": "1"}),
-    "raw-untiled": ({"repack": False}, {"GGML_CPU_TILED_MM": "0"}),
+SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
+    "repack": ("llama.cpp", {"repack": True}, {}),
+    "raw": ("llama.cpp", {"repack": False}, {"GGML_CPU_TILED_MM": "1"}),
+    "raw-untiled": ("llama.cpp", {"repack": False}, {"GGML_CPU_TILED_MM": "0"}),
+    "ik": ("ik_llama.cpp", {"repack": False}, {}),
+    "ik-ubatch16": ("ik_llama.cpp", {"repack": False, "ubatch": 16}, {}),
+    "ik-repack": ("ik_llama.cpp", {"repack": True}, {}),
 }
 
 
@@ -146,8 +154,9 @@ def check(workers: list[Worker], ids: list[int], reference: float | None) -> flo
         reference = ours[0] if ours else statistics.median(w.perplexity["batched"] for w in workers)
     for worker in workers:
         found = worker.perplexity
-        pairs = [(found["batched"], reference), (found["stepped"], found["batched_same_ids"])]
-        worker.trusted = all(abs(a / b - 1) <= TOLERANCE for a, b in pairs)
+        batched = abs(found["batched"] / reference - 1) <= TOLERANCE
+        stepped = abs(found["stepped"] / found["batched_same_ids"] - 1) <= STEPPED_TOLERANCE
+        worker.trusted = batched and stepped
     return reference
 
 
@@ -196,11 +205,14 @@ def start_workers(args: argparse.Namespace, path: Path, n_ctx: int) -> list[Work
             # One context of ours serves every test; the peer makes a second one to decode behind a filled context.
             ours = common | {"n_ctx": n_ctx + max(args.depth)} | json.loads(args.ours_options)
             workers.append(Worker(OURS, OURS, sys.executable, ours, {}))
-        for setting in args.settings if args.peer_python else []:
-            options, env = SETTINGS[setting]
+        for setting in args.settings:
+            engine, options, env = SETTINGS[setting]
+            python = args.peer_python if engine == "llama.cpp" else args.ik_python
+            if python is None:
+                continue
             for flash in {"on": [True], "off": [False], "both": [True, False]}[args.flash]:
                 label = setting + ("" if flash else ", no flash")
-                workers.append(Worker(label, "llama.cpp", args.peer_python, common | options | {"flash": flash}, env))
+                workers.append(Worker(label, engine, python, common | options | {"flash": flash}, env))
     except BaseException:
         for worker in workers:
             worker.close()
@@ -288,20 +300,21 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("-m", "--model", type=Path, action="append", required=True, help="GGUF file; may be given several times")
     add("--peer-python", help="Python of the environment that holds llama-cpp-python")
+    add("--ik-python", help="Python of the environment that holds ik-llama-cpp-python")
     add("--peers-only", action="store_true", help="leave hybridkern out")
     add("-t", "--threads", type=int, default=2)
     add("-p", "--prefill", type=numbers, default=[512], help="prompt lengths, comma-separated (default 512)")
     add("-n", "--decode", type=int, default=64, help="tokens to decode (default 64)")
     add("-d", "--depth", type=numbers, default=[0], help="context lengths to decode behind (default 0)")
     add("-r", "--rounds", type=int, default=5)
-    add("--settings", type=setting_names, default=["repack", "raw"], help=f"of {', '.join(SETTINGS)}")
+    add("--settings", type=setting_names, default=list(SETTINGS)[:2], help=f"of {', '.join(SETTINGS)}")
     add("--flash", choices=["on", "off", "both"], default="both", help="the peer's flash attention")
     add("--ours-options", default="{}", help="JSON of further arguments for hybridkern.load")
     add("--out", type=Path, help="write the results as JSON")
     add("-v", "--verbose", action="store_true", help="show progress")
     args = parser.parse_args(argv)
-    if not args.peer_python and args.peers_only:
-        parser.error("--peers-only needs --peer-python")
+    if args.peers_only and not (args.peer_python or args.ik_python):
+        parser.error("--peers-only needs --peer-python or --ik-python")
     if min(args.threads, args.rounds, args.decode, *args.prefill) < 1:
         parser.error("threads, rounds and token counts start at 1")
     for path in args.model:

@@ -1,7 +1,9 @@
-/* The CPU kernel set: one table of functions, filled from scalar upwards by every instruction set that this CPU can run.
+/* The CPU kernel set: one table of functions, filled from scalar upwards by every instruction set that this CPU can
+ * run.
  *
- * Kernels do not print, allocate, or exit, and check nothing: callers guarantee the shapes. Every translation unit under
- * csrc/cpu/<isa>/ is compiled with that instruction set's flags and defines the same functions under its own suffix.
+ * Kernels do not print, allocate, or exit, and check nothing: callers guarantee the shapes. Every translation unit
+ * under csrc/cpu/<isa>/ is compiled with that instruction set's flags and defines the same functions under its own
+ * suffix.
  */
 #ifndef HK_CPU_H
 #define HK_CPU_H
@@ -24,10 +26,10 @@ enum {
 /* n columns of activations, quantised or float. Strides count elements of the array that they belong to. Rows of codes
  * and of x are 64-byte aligned; K is a multiple of the format's block. */
 typedef struct hk_act {
-    const int8_t *codes;   /* [n][K] in [-127, 127] */
-    const float *scales;   /* [n][K / 32 or K / 256] */
-    const int16_t *sums;   /* [n][K / 16] sums of 16 codes */
-    const float *x;        /* [n][K] for the float formats */
+    const int8_t *codes; /* [n][K] in [-127, 127] */
+    const float *scales; /* [n][K / 32 or K / 256] */
+    const int16_t *sums; /* [n][K / 16] sums of 16 codes */
+    const float *x;      /* [n][K] for the float formats */
     int64_t codes_stride, scales_stride, sums_stride, x_stride;
 } hk_act;
 
@@ -35,8 +37,8 @@ typedef struct hk_act {
 typedef void (*hk_gemv_fn)(const uint8_t *panels, int64_t n_panels, int64_t K, const hk_act *a, float *out);
 /* out[c * out_stride + r] = row r . column c. scratch: HK_GEMM_SCRATCH bytes, 64-byte aligned, private to the thread.
  * Bit-identical to gemv for every column. */
-typedef void (*hk_gemm_fn)(const uint8_t *panels, int64_t n_panels, int64_t K, const hk_act *a, int64_t n_cols, float *out,
-                           int64_t out_stride, void *scratch);
+typedef void (*hk_gemm_fn)(const uint8_t *panels, int64_t n_panels, int64_t K, const hk_act *a, int64_t n_cols,
+                           float *out, int64_t out_stride, void *scratch);
 /* n_blocks raw GGUF blocks -> floats in file order, bit for bit what the format's definition gives in float32. */
 typedef void (*hk_dequant_fn)(const uint8_t *raw, int64_t n_blocks, float *out);
 
@@ -49,8 +51,9 @@ typedef struct hk_type_kernels {
     const char *gemv_isa, *gemm_isa, *dequant_isa; /* which set each came from */
 } hk_type_kernels;
 
-/* Quantises K floats: per block of 32 or 256 d = max|x| / 127, code = round-half-even(x * (127 / max|x|)), all zero when
- * max|x| is 0; a block with a NaN or an infinity gets d = NaN and codes 0, so that the fault stays visible. */
+/* Quantises K floats: per block of 32 or 256 d = max|x| / 127, code = round-half-even(x * (127 / max|x|)), all zero
+ * when max|x| is below 1e-36 (the quotient would overflow); a block with a NaN or an infinity gets d = NaN and codes 0,
+ * so that the fault stays visible. */
 typedef void (*hk_quantize_fn)(const float *x, int64_t K, int8_t *codes, float *scales, int16_t *sums);
 
 enum { HK_ACT_SILU, HK_ACT_GELU_TANH };
@@ -63,33 +66,38 @@ typedef struct hk_float_ops {
     /* y = x * rsqrt(mean(x^2) + eps) * w (w may be NULL); the sum of squares in float64 or compensated float32 */
     void (*rmsnorm)(const float *x, const float *w, int64_t n, float eps, float *y);
     /* y = (x - mean) / sqrt(var + eps) * w + b: not used by today's architectures, may be NULL */
-    void (*add)(float *y, const float *a, const float *b, int64_t n);      /* y = a + b */
-    void (*scale)(float *y, const float *a, float s, int64_t n);           /* y = a * s */
-    void (*glu)(float *y, const float *gate, const float *up, int64_t n, int act); /* y = act(gate) * up, error <= 2e-6 relative */
-    void (*softcap)(float *y, const float *x, float cap, int64_t n);       /* y = cap * tanh(x / cap) */
+    void (*add)(float *y, const float *a, const float *b, int64_t n); /* y = a + b */
+    void (*scale)(float *y, const float *a, float s, int64_t n);      /* y = a * s */
+    void (*glu)(float *y, const float *gate, const float *up, int64_t n,
+                int act);                                            /* y = act(gate) * up, error <= 2e-6 relative */
+    void (*softcap)(float *y, const float *x, float cap, int64_t n); /* y = cap * tanh(x / cap) */
     /* rotates one head vector x[head_dim] in place by cos/sin pairs cs[rot/2][2]; layout norm: pairs (2i, 2i+1), neox:
      * (i, i + rot/2); elements from rot on are left alone */
     void (*rope)(float *x, int64_t rot, const float *cs, int layout);
     float (*max)(const float *x, int64_t n);
-    /* index of the largest (lowest index on ties), its value, and log(sum exp(x)): *bad is set when an element is NaN or
-     * all are -inf. lse may be NULL. */
+    /* index of the largest (lowest index on ties), its value, and log(sum exp(x)): *bad is set when an element is NaN
+     * or all are -inf. lse may be NULL. */
     int64_t (*argmax)(const float *x, int64_t n, float *value, double *lse, int *bad);
+    /* The k largest (k < n, else n), descending, the lower index first among equals; returns how many. *bad as above,
+     * then the result is 0. ids and vals hold k. */
+    int64_t (*topk)(const float *x, int64_t n, int64_t k, int32_t *ids, float *vals, int *bad);
     hk_quantize_fn quantize[HK_N_ACT_KINDS]; /* by hk_act_kind; F32 is NULL */
 
-    /* KV pages. A page of one KV head has a K plane and a V plane. K is stored transposed, so that tokens are lanes when
-     * scores are computed; V by token, so that head dimensions are lanes when they are summed:
-     *   f16/f32: K [head_dim][HK_PAGE], V [HK_PAGE][head_dim]
-     *   q8_0:    K codes int8 [head_dim][HK_PAGE], then fp16 scales [head_dim / 32][HK_PAGE];
-     *            V codes int8 [HK_PAGE][head_dim], then fp16 scales [HK_PAGE][head_dim / 32]
-     *   q4_0:    the same with two codes a byte: K byte [i][t] holds dimensions 2i (low nibble) and 2i + 1; V byte [t][i] holds
-     *            dimensions 2i and 2i + 1; code + 8 is stored
-     * quantisation as GGUF's Q8_0 and Q4_0 define it. */
+    /* KV pages. A page of one KV head has a K plane and a V plane. K is stored transposed, so that tokens are lanes
+     * when scores are computed; V by token, so that head dimensions are lanes when they are summed: f16/f32: K
+     * [head_dim][HK_PAGE], V [HK_PAGE][head_dim] q8_0:    K codes int8 [head_dim][HK_PAGE], then fp16 scales [head_dim
+     * / 32][HK_PAGE]; V codes int8 [HK_PAGE][head_dim], then fp16 scales [HK_PAGE][head_dim / 32] q4_0:    the same
+     * with two codes a byte: K byte [i][t] holds dimensions 2i (low nibble) and 2i + 1; V byte [t][i] holds dimensions
+     * 2i and 2i + 1; code + 8 is stored quantisation as GGUF's Q8_0 and Q4_0 define it: codes come from the scale
+     * before it is rounded to fp16; a block with a NaN or an infinity gets a NaN scale. head_dim is a multiple of 32
+     * for q8_0 and q4_0, any number for f16 and f32. */
     void (*kv_store_k)(int kv_type, void *plane, int64_t head_dim, int64_t slot, const float *k);
     void (*kv_store_v)(int kv_type, void *plane, int64_t head_dim, int64_t slot, const float *v);
-    /* Scores and sums of n_q query vectors of one KV head against tokens [t0, t1) of one page: continues the running
-     * (max, sum, acc) of an online softmax. Row i sees only tokens t in [lo[i], hi[i]) of the page. q is pre-scaled; cap > 0
-     * applies cap * tanh(s / cap). acc [n_q][head_dim_v], m and l [n_q]. Rows are independent of each other to the bit.
-     * scratch: HK_ATTN_SCRATCH bytes, 64-byte aligned. */
+    /* Scores and sums of n_q query vectors of one KV head against one page: continues the running
+     * (max, sum, acc) of an online softmax. Row i sees only tokens t in [lo[i], hi[i]) of the page. q is pre-scaled;
+     * cap > 0 applies cap * tanh(s / cap). acc [n_q][head_dim_v], m and l [n_q]; at first m = -inf, l = 0, acc = 0.
+     * Rows are independent of each other to the bit, a row with lo >= hi is left as it is, and memory of tokens that no
+     * row sees may hold anything. Head dimensions up to 896. scratch: HK_ATTN_SCRATCH bytes, 64-byte aligned. */
     void (*attend_page)(int kv_type, const void *k_plane, const void *v_plane, int64_t head_dim_k, int64_t head_dim_v,
                         const float *q, int64_t q_stride, int64_t n_q, const int32_t *lo, const int32_t *hi, float cap,
                         float *m, float *l, float *acc, int64_t acc_stride, void *scratch);
@@ -117,7 +125,8 @@ const char *hk_cpu_set_name(int i);
 uint32_t hk_cpu_set_requires(int i);
 /* 1 when kernels of that set were compiled in. */
 int hk_cpu_set_built(int i);
-/* Fills *set with the kernels of set i over those below it. Returns 0, or -1 when this CPU cannot run it or it was not built. */
+/* Fills *set with the kernels of set i over those below it. Returns 0, or -1 when this CPU cannot run it or it was not
+ * built. */
 int hk_cpu_fill(int i, hk_cpu_set *set);
 
 /* Each ISA folder defines these two under its own suffix: they override the entries that they have. */

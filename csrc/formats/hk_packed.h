@@ -29,14 +29,14 @@
  *   Q4_1, Q5_1                   d[16], m[16]
  *   MXFP4                        e[16] (uint8, E8M0)
  *   Q4_K, Q5_K                   d[16], dmin[16], s[12][16] (byte i of the file's 12 scale bytes, for 16 rows)
- *   Q2_K                         d[16], dmin[16], s[16][16] (byte j: scale in the low, min in the high nibble of sub-block j)
- *   Q3_K                         d[16], s[12][16] (byte i of the file's 12 scale bytes)
- *   Q6_K                         d[16], s[16][16] (int8 scale of sub-block j)
- *   IQ4_XS                       d[16], h[16] (uint16 scales_h), s[4][16] (byte i of scales_l)
+ *   Q2_K                         d[16], dmin[16], s[16][16] (byte j: scale in the low, min in the high nibble of
+ * sub-block j) Q3_K                         d[16], s[12][16] (byte i of the file's 12 scale bytes) Q6_K d[16],
+ * s[16][16] (int8 scale of sub-block j) IQ4_XS                       d[16], h[16] (uint16 scales_h), s[4][16] (byte i
+ * of scales_l)
  *
  * Float formats have no scale plane: F32, F16 and BF16 panels hold, for each k, the 16 rows' values (64 or 32 bytes).
  *
- * Arithmetic, the same on every instruction set so that results agree to the bit (scalar: without fused multiply-add):
+ * Arithmetic, the same on every instruction set so that results agree to the bit:
  *   Q8_256 formats: per block, isum = sum_j scale_j * dot_j exact in int32 (zero points folded in by the sums of the
  *     activation), f = d_w * d_a, C = fma(f, (float)isum, C); with mins: msum = sum_j min_j * sum_j exact in int32,
  *     g = dmin_w * d_a, C = fma(-g, (float)msum, C).

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gguf
 import pytest
 
-import gguf
 from hybridkern.gguf import BY_NAME, SUPPORTED, TYPES
 
 

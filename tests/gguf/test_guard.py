@@ -133,6 +133,7 @@ if order == "above":           # another handler on top of ours, then ours on to
     second = GGUFFile.open(path)
 if order == "sent":
     os.kill(os.getpid(), signal.SIGBUS)
+    sys.exit("swallowed")
 other = mmap.mmap(os.open(path, os.O_RDONLY), 1 << 20, access=mmap.ACCESS_READ)
 os.truncate(path, 100)
 print(other[1 << 19])

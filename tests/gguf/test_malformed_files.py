@@ -143,6 +143,16 @@ def test_array_faults(write):
     assert f"'flags' at byte {at}:" in error_of(write(bad))
 
 
+@pytest.mark.parametrize(("string", "length"), [(0, 2**64 - 1), (1, 2**62), (1, 33)])
+def test_length_of_a_token(write, string, length):
+    """The table of strings ends the file, so that a length that is one too large has nothing behind it."""
+    built = build([("tokens", ARRAY, (STRING, ["abc", "d" * 32]))])
+    at = built.marks["key:tokens:count"] + 8 + string * 11
+    raw = built.data[: built.marks["table"]]
+    message = error_of(write(raw[:at] + length.to_bytes(8, "little") + raw[at + 8 :]))
+    assert f"string {string} of key 'tokens' at byte {at}: claims {length} bytes" in message
+
+
 def test_overlap_names_both(write):
     a, b = Tensor("a", 0, (16,), bytes(64)), Tensor("b", 0, (16,), bytes(64))
     message = error_of(write(build((), [a, b]).patch("tensor:b:offset", "<Q", 32)))

@@ -54,9 +54,9 @@ def test_damaged_files(sample, write, data, mmap):
             size = data.draw(st.sampled_from([4, 8]), "size")
             raw[at : at + size] = (data.draw(WORD, "word") % 256**size).to_bytes(size, "little")
     path = write(bytes(raw))
-    start = time.perf_counter()
+    start = time.process_time()
     read_everything(path, mmap)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_undamaged_file_is_read(sample, write):

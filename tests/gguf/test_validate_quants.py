@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
 import pytest
 from builder import Tensor, build
 
-import gguf
 from hybridkern.errors import GGUFError
 from hybridkern.gguf import BY_NAME, SUPPORTED, GGUFFile, require_finite, validate_quants
 from hybridkern.gguf import validate as validate_module

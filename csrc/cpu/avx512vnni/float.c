@@ -1,0 +1,4 @@
+/* Integer dot products are all that this set adds: its float operations are avx512's. */
+#include "../hk_cpu.h"
+
+void hk_fill_float_avx512vnni(hk_cpu_set *set) { (void)set; }

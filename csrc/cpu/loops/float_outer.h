@@ -1,0 +1,167 @@
+/* The one multiplication of the float kernels: C[r][16 v ..] (+)= sum_k A[r][k] * B[k][16 v ..].
+ *
+ * A is float rows, each element broadcast; B comes as 16-lane vectors (k, v), stored as floats or as something that a
+ * load turns into floats (hk_b); C has vector v at c + 16 v. That covers
+ *   matrix-vector    one row of A (the column), v = panels of 16 weight rows
+ *   matrix-matrix    rows of A are the columns, v = panels
+ *   attention scores rows of A are queries, k = head dimensions, v = 16 tokens of the transposed K
+ *   attention sums   rows of A are probabilities, k = tokens, v = 16 dimensions of V
+ * Each element of C is one chain C = fma(B, A, C) over ascending k from +0 (or from C), whatever the tile: so a row's
+ * bits depend neither on its neighbours nor on the tile that computed it.
+ */
+#ifndef HK_FLOAT_OUTER_H
+#define HK_FLOAT_OUTER_H
+
+/* X(NAME, lower, bytes per element): plain floats, then K and V planes of quantised caches. */
+#define HK_B_KINDS(X)                                                                                                  \
+    X(F32, f32, 4)                                                                                                     \
+    X(F16, f16, 2)                                                                                                     \
+    X(BF16, bf16, 2)                                                                                                   \
+    X(K8, k8, 1)                                                                                                       \
+    X(K4, k4, 1)                                                                                                       \
+    X(V8, v8, 1)                                                                                                       \
+    X(V4, v4, 1)
+#define X(NAME, lower, bytes) HK_B_##NAME,
+enum { HK_B_KINDS(X) };
+#undef X
+
+/* Vector (k, v) starts at element k * b.k + v * b.v of base. */
+typedef struct hk_b {
+    const uint8_t *base;
+    const uint16_t *scales; /* of K8, K4, V8 and V4 */
+    int64_t k, v;
+    int kind;
+} hk_b;
+
+HK_INLINE int64_t hk_b_size(int kind) { return kind == HK_B_F32 ? 4 : kind == HK_B_F16 || kind == HK_B_BF16 ? 2 : 1; }
+
+/* Layouts of quantised planes: hk_cpu.h. K's scales lie beside its tokens (a vector), V's are one for two vectors. */
+HK_INLINE v16f hk_b_load(int kind, const hk_b *b, int64_t k, int64_t v) {
+    const uint8_t *p = b->base + (k * b->k + v * b->v) * hk_b_size(kind);
+    switch (kind) {
+    case HK_B_F32:
+        return v_load((const float *)p);
+    case HK_B_F16:
+        return v_load_f16((const uint16_t *)p);
+    case HK_B_BF16:
+        return v_load_bf16((const uint16_t *)p);
+    case HK_B_K8:
+        return v_mul(v_load_i8((const int8_t *)p), v_load_f16(b->scales + k / 32 * HK_PAGE + 16 * v));
+    case HK_B_K4:
+        p = b->base + k / 2 * HK_PAGE + 16 * v;
+        return v_mul(v_load_nibbles(p, k & 1), v_load_f16(b->scales + k / 32 * HK_PAGE + 16 * v));
+    case HK_B_V8:
+        return v_mul(v_load_i8((const int8_t *)p), v_set1_f16(b->scales + k * (b->k / 32) + v / 2));
+    default:
+        return v_mul(v_load_nibble_pairs(p), v_set1_f16(b->scales + k * (b->k / 16) + v / 2));
+    }
+}
+
+/* R x V vectors of C in registers, from vector `first` of B. R, V and kind are constants where this is inlined. */
+HK_INLINE void hk_outer_tile(int kind, int R, int V, const hk_b *b, int64_t first, const float *a, int64_t a_stride,
+                             int64_t K, float *c, int64_t c_stride, int add) {
+    v16f acc[6][8], w[8];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++)
+            acc[r][v] = add ? v_load(c + r * c_stride + 16 * v) : v_zero();
+    for (int64_t k = 0; k < K; k++) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++)
+            w[v] = hk_b_load(kind, b, k, first + v);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            v16f x = v_set1(a[r * a_stride + k]);
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++)
+                acc[r][v] = v_fma(w[v], x, acc[r][v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++)
+            v_store(c + r * c_stride + 16 * v, acc[r][v]);
+}
+
+/* 1 <= R <= 6 rows; a full width of HK_TILE_VECS(R) vectors in one tile, fewer one by one. */
+HK_INLINE void hk_outer_rows(int kind, int64_t R, const hk_b *b, int64_t first, int64_t n_vecs, const float *a,
+                             int64_t a_stride, int64_t K, float *c, int64_t c_stride, int add) {
+#define HK_OUTER_CASE(R_)                                                                                              \
+    case R_:                                                                                                           \
+        if (n_vecs == HK_TILE_VECS(R_)) {                                                                              \
+            hk_outer_tile(kind, R_, HK_TILE_VECS(R_), b, first, a, a_stride, K, c, c_stride, add);                     \
+            break;                                                                                                     \
+        }                                                                                                              \
+        for (int64_t v = 0; v < n_vecs; v++)                                                                           \
+            hk_outer_tile(kind, R_, 1, b, first + v, a, a_stride, K, c + 16 * v, c_stride, add);                       \
+        break;
+    switch (R) {
+        HK_OUTER_CASE(1)
+        HK_OUTER_CASE(2)
+        HK_OUTER_CASE(3)
+        HK_OUTER_CASE(4)
+        HK_OUTER_CASE(5)
+        HK_OUTER_CASE(6)
+    }
+#undef HK_OUTER_CASE
+}
+
+/* Any number of rows and vectors. Rows are dealt evenly to the tiles (7 as 4 + 3, not 6 + 1: a tile of few rows waits
+ * for its own additions); vectors are the outer loop, so that B's stays in cache while all rows pass it. */
+HK_INLINE void hk_outer_kind(int kind, hk_b b, int64_t n_vecs, const float *a, int64_t a_stride, int64_t n_rows,
+                             int64_t K, float *c, int64_t c_stride, int add) {
+    int64_t tiles = (n_rows + HK_TILE_ROWS - 1) / HK_TILE_ROWS;
+    int64_t step = HK_TILE_VECS((n_rows + tiles - 1) / tiles);
+    for (int64_t v = 0; v < n_vecs; v += step) {
+        int64_t width = n_vecs - v < step ? n_vecs - v : step;
+        for (int64_t t = 0; t < tiles; t++) {
+            int64_t r = n_rows * t / tiles, R = n_rows * (t + 1) / tiles - r;
+            hk_outer_rows(kind, R, &b, v, width, a + r * a_stride, a_stride, K, c + r * c_stride + 16 * v, c_stride,
+                          add);
+        }
+    }
+}
+
+#define X(NAME, lower, bytes)                                                                                          \
+    static __attribute__((noinline)) void hk_outer_##lower(hk_b b, int64_t n_vecs, const float *a, int64_t a_stride,   \
+                                                           int64_t n_rows, int64_t K, float *c, int64_t c_stride,      \
+                                                           int add) {                                                  \
+        hk_outer_kind(HK_B_##NAME, b, n_vecs, a, a_stride, n_rows, K, c, c_stride, add);                               \
+    }
+HK_B_KINDS(X)
+#undef X
+
+static void hk_outer(hk_b b, int64_t n_vecs, const float *a, int64_t a_stride, int64_t n_rows, int64_t K, float *c,
+                     int64_t c_stride, int add) {
+    switch (b.kind) {
+#define X(NAME, lower, bytes)                                                                                          \
+    case HK_B_##NAME:                                                                                                  \
+        hk_outer_##lower(b, n_vecs, a, a_stride, n_rows, K, c, c_stride, add);                                         \
+        break;
+        HK_B_KINDS(X)
+#undef X
+    }
+}
+
+/* Vectors [v0, v1) x [k0, k1) of B to floats: dst[v - v0] panels of `depth` vectors, at k - k0. */
+HK_INLINE void hk_b_tile_kind(int kind, hk_b b, int64_t v0, int64_t v1, int64_t k0, int64_t k1, float *dst,
+                              int64_t depth) {
+    for (int64_t v = v0; v < v1; v++, dst += 16 * depth)
+        for (int64_t k = k0; k < k1; k++)
+            v_store(dst + 16 * (k - k0), hk_b_load(kind, &b, k, v));
+}
+
+static void hk_b_tile(hk_b b, int64_t v0, int64_t v1, int64_t k0, int64_t k1, float *dst, int64_t depth) {
+    switch (b.kind) {
+#define X(NAME, lower, bytes)                                                                                          \
+    case HK_B_##NAME:                                                                                                  \
+        hk_b_tile_kind(HK_B_##NAME, b, v0, v1, k0, k1, dst, depth);                                                    \
+        break;
+        HK_B_KINDS(X)
+#undef X
+    }
+}
+
+#endif

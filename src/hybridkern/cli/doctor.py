@@ -1,0 +1,94 @@
+"""Describe this machine as hybridkern sees it: processor, kernel sets, threads, memory, and what would run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import resource
+from pathlib import Path
+
+from .terminal import console, size
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
+    parser.add_argument("--kernels", action="store_true", help="say which set every format's kernels come from")
+    parser.add_argument("--rates", action="store_true", help="measure memory bandwidth and int8 products")
+    parser.add_argument("-v", "--verbose", action="store_true", help="tracebacks with errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    """One fact a line."""
+    from rich.table import Table
+
+    from hybridkern import __version__
+    from hybridkern.kernels import _cpu
+    from hybridkern.kernels.cpu.selection import VARIABLE, chosen_name, runnable
+    from hybridkern.runtime.footprint import available_memory, total_memory
+    from hybridkern.runtime.threads import cgroup_cores, default_threads
+
+    chosen, can = chosen_name(), runnable()
+    table = Table(show_header=False)
+    table.add_row("hybridkern", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
+    table.add_row("processor", cpu_name())
+    for name, _, built in _cpu.kernel_sets():
+        state = "usable" if name in can else "not on this processor" if built else "not in this build"
+        forced = f", forced by {VARIABLE}" if os.environ.get(VARIABLE) else ""
+        table.add_row(f"kernel set {name}", state + (f"; in use{forced}" if name == chosen else ""))
+    quota = cgroup_cores()
+    limit = "" if quota is None else f", control group: {quota:g} cores"
+    table.add_row("threads", f"{default_threads()} by default (affinity: {_affinity()} logical CPUs{limit})")
+    free, total = available_memory(), total_memory()
+    table.add_row("memory", f"{_size(free)} available of {_size(total)}")
+    table.add_row("memory that may be locked", _memlock())
+    table.add_row("GPU", "no GPU kernel set in this version")
+    if args.rates:
+        from hybridkern.kernels.rates import int8_rate, read_rate
+
+        n = default_threads()
+        table.add_row("memory read", f"{read_rate(n) / 1e9:.1f} GB/s with {n} threads")
+        table.add_row("int8 products", f"{int8_rate(n) / 1e9:.1f} GMAC/s with {n} threads, {chosen}")
+    console().print(table)
+    if args.kernels:
+        _show_kernels(chosen)
+    return 0
+
+
+def _show_kernels(chosen: str) -> None:
+    from rich.table import Table
+
+    from hybridkern.kernels.cpu.selection import table_named
+
+    origins = table_named(chosen).origins()
+    (ops,) = origins.pop("ops")
+    table = Table("format", "matrix x vector", "matrix x matrix", "dequantise")
+    for name, sets in origins.items():
+        table.add_row(name, *sets)
+    table.add_section()
+    table.add_row("float operations", ops, ops, ops)
+    console().print(table)
+
+
+def cpu_name() -> str:
+    """The processor's name as its maker writes it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _affinity() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _memlock() -> str:
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return "no limit" if limit == resource.RLIM_INFINITY else f"{size(limit)} (--mlock needs the model's size)"
+
+
+def _size(n: int | None) -> str:
+    return "unknown" if n is None else size(n)

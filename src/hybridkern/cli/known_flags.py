@@ -1,0 +1,176 @@
+"""Flags of llama.cpp's programs that have no work here: each is accepted with a note, or refused with a reason.
+
+No flag is ignored in silence. A flag with a value of its own takes exactly one. `TABLE` is the whole list; the flags
+that do something here are in `flags.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+NO_GPU = "needs a GPU kernel set, which is not in this version"
+_CPU = "everything runs on the CPU in this version"
+_FILE = "the file's own values are used"
+
+
+@dataclass(frozen=True)
+class Known:
+    """One flag: `answer` is a note when `fine`, else a refusal, unless the value is one of the `harmless`."""
+
+    names: tuple[str, ...]
+    values: int
+    fine: bool
+    answer: str
+    harmless: tuple[str, ...] = ()
+
+
+def _note(names: str, answer: str, values: int = 0) -> Known:
+    return Known(tuple(names.split()), values, True, answer)
+
+
+def _refuse(names: str, answer: str, values: int = 1, harmless: str = "") -> Known:
+    return Known(tuple(names.split()), values, False, answer, tuple(harmless.split()))
+
+
+TABLE: tuple[Known, ...] = (
+    # placement: the hybrid runtime's flags
+    _refuse("-ngl --gpu-layers --n-gpu-layers", NO_GPU, harmless="0 auto"),
+    _refuse("-dev --device", NO_GPU, harmless="none cpu CPU"),
+    _refuse("-ngld --gpu-layers-draft --n-gpu-layers-draft", "speculative decoding is not in this version"),
+    _note("-fa --flash-attn", "attention is always fused; there is no other kind here", 1),
+    _note("-nkvo --no-kv-offload", "the KV cache is always in main memory in this version"),
+    _note("-kvo --kv-offload", "the KV cache is always in main memory in this version"),
+    _note("-ncmoe --n-cpu-moe", _CPU, 1),
+    _note("-cmoe --cpu-moe", _CPU),
+    _note("-fit --fit", "nothing to fit: " + _CPU, 1),
+    _note("-fitt --fit-target --fit-margin", "nothing to fit: " + _CPU, 1),
+    _note("-fitc --fit-ctx", "nothing to fit: " + _CPU, 1),
+    _note("-mg --main-gpu", _CPU, 1),
+    _refuse("-sm --split-mode", NO_GPU, harmless="none"),
+    _refuse("-ts --tensor-split", NO_GPU),
+    _note("--no-op-offload", _CPU),
+    _refuse("--rpc", "running on other machines is not supported"),
+    _refuse("-md --model-draft", "speculative decoding is not in this version"),
+    _note("-nr --no-repack", "weights are always repacked for the CPU's kernels"),
+    _note("--no-host", _CPU),
+    # memory and threads
+    _note("-ctkd --cache-type-k-draft", "there is no draft model", 1),
+    _note("-dio --direct-io", "not used: the file is mapped, or read with --no-mmap"),
+    _refuse("--numa", "NUMA placement is not in this version; use numactl", harmless="none"),
+    _refuse("-C --cpu-mask", "use taskset to choose CPUs; the threads follow the affinity mask"),
+    _refuse("-Cr --cpu-range", "use taskset to choose CPUs; the threads follow the affinity mask"),
+    _note("--cpu-strict", "the threads follow the affinity mask", 1),
+    _note("--prio", "priorities are left to nice", 1),
+    _note("--poll", "waiting threads choose between polling and sleeping by themselves", 1),
+    _refuse("-dt --defrag-thold", "the KV cache is paged: nothing to defragment"),
+    _note("--swa-full", "sliding-window blocks always keep their whole cache"),
+    _note("--check-tensors-off --no-check-tensors", "that is the default"),
+    # context and rotary embedding
+    _refuse("--rope-scaling", _FILE),
+    _refuse("--rope-scale", _FILE),
+    _refuse("--rope-freq-base", _FILE),
+    _refuse("--rope-freq-scale", _FILE),
+    _refuse("--yarn-orig-ctx", _FILE),
+    _refuse("--yarn-ext-factor", _FILE),
+    _refuse("--yarn-attn-factor", _FILE),
+    _refuse("--yarn-beta-slow", _FILE),
+    _refuse("--yarn-beta-fast", _FILE),
+    _refuse("--keep", "a full context ends the generation; nothing is dropped from it", harmless="0"),
+    _refuse("--context-shift", "a full context ends the generation; nothing is dropped from it", values=0),
+    _note("--no-context-shift", "that is the default"),
+    _refuse("-gan --grp-attn-n", "self-extend is not supported"),
+    _refuse("-gaw --grp-attn-w", "self-extend is not supported"),
+    # model source
+    _refuse("-hf -hfr --hf-repo", "write -m hf:OWNER/REPO/FILE.gguf"),
+    _refuse("-hff --hf-file", "write -m hf:OWNER/REPO/FILE.gguf"),
+    _refuse("-hft --hf-token", "set HF_TOKEN, which the hub's client reads"),
+    _refuse("-mu --model-url", "download the file, or write -m hf:OWNER/REPO/FILE.gguf"),
+    _refuse("-dr --docker-repo", "download the file, or write -m hf:OWNER/REPO/FILE.gguf"),
+    _refuse("--override-kv", "metadata is read from the file; change it there with gguf-py's gguf-set-metadata"),
+    _refuse("--lora", "adapters are not in this version"),
+    _refuse("--lora-scaled", "adapters are not in this version"),
+    _refuse("--control-vector", "control vectors are not in this version"),
+    _refuse("-mm --mmproj", "images and sound are not in this version"),
+    # sampling
+    _refuse("--samplers", "the order is fixed: bias, penalties, top-k, typical, top-p, min-p, temperature"),
+    _refuse("--sampling-seq --sampler-seq", "the order is fixed: see --samplers"),
+    _refuse("--grammar", "grammars are not in this version"),
+    _refuse("--grammar-file", "grammars are not in this version"),
+    _refuse("-j --json-schema", "grammars are not in this version"),
+    _refuse("--dry-multiplier", "DRY sampling is not in this version", harmless="0 0.0"),
+    _refuse("--xtc-probability", "XTC sampling is not in this version", harmless="0 0.0"),
+    _refuse("--dynatemp-range", "dynamic temperature is not in this version", harmless="0 0.0"),
+    _refuse("--top-nsigma --top-n-sigma", "top-n-sigma sampling is not in this version", harmless="-1"),
+    # terminal
+    _note("--jinja", "chat templates are always rendered by jinja2"),
+    _refuse("--no-jinja", "chat templates are always rendered by jinja2", values=0),
+    _refuse("-i --interactive", "use -cnv for a conversation", values=0),
+    _refuse("-if --interactive-first", "use -cnv for a conversation", values=0),
+    _note("-no-cnv --no-conversation", "that is the default"),
+    _refuse("-mli --multiline-input", "a conversation reads one line at a time; give longer text with -f", values=0),
+    _refuse("--in-prefix", "a conversation uses the chat template"),
+    _refuse("--in-suffix", "a conversation uses the chat template"),
+    _refuse("--prompt-cache", "saving sessions to disk is not in this version"),
+    _note("--no-escape", "that is the default"),
+    _note("-co --color", "the output has no colours"),
+    _note("--simple-io", "the output is always simple"),
+    _note("--no-perf", "timings go to standard error and cost nothing"),
+    _note("--no-warmup", "there is no warm-up run"),
+    _note("--warmup", "there is no warm-up run"),
+    _note("--log-disable", "there is no log; redirect standard error to silence notes"),
+    _note("-lv --verbosity --log-verbosity", "use --verbose", 1),
+    _refuse("--log-file", "redirect standard error"),
+)
+
+
+def add_known(parser: argparse.ArgumentParser) -> None:
+    """Let `parser` accept every flag of the table; they do not show in its help."""
+    parser.set_defaults(notes=None)
+    for known in TABLE:
+        parser.add_argument(
+            *known.names, nargs=None if known.values else 0, action=_Answer, known=known, help=argparse.SUPPRESS
+        )
+    parser.add_argument("-ot", "--override-tensor", action=_OverrideTensor, help=argparse.SUPPRESS)
+
+
+class _Answer(argparse.Action):
+    """Keeps the note for later, or ends the parsing with the reason."""
+
+    def __init__(self, option_strings: list[str], dest: str, known: Known, **rest: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, **rest)
+        self.known = known
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        known = self.known
+        if known.fine:
+            add_note(namespace, f"{option}: {known.answer}")
+        elif values in known.harmless and known.values:
+            add_note(
+                namespace, f"{option} {values}: {_CPU}" if known.answer == NO_GPU else f"{option} {values}: no effect"
+            )
+        else:
+            parser.error(f"{option}{f' {values}' if known.values else ''}: {known.answer}")
+
+
+class _OverrideTensor(argparse.Action):
+    """PATTERN=DEVICE rules: no effect when every device is the CPU."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        for rule in str(values).split(","):
+            pattern, equals, device = rule.rpartition("=")
+            if not (pattern and equals and device):
+                parser.error(f"{option}: {rule!r} is not PATTERN=DEVICE")
+            if device.upper() != "CPU":
+                parser.error(f"{option} {rule}: the device {device!r} {NO_GPU}")
+        add_note(namespace, f"{option} {values}: {_CPU}")
+
+
+def add_note(namespace: argparse.Namespace, text: str) -> None:
+    """Keep `text` to be shown before the command runs."""
+    namespace.notes = [*(namespace.notes or ()), text]

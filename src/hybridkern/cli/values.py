@@ -1,0 +1,77 @@
+"""Types of command-line values: each says what it wants, so that argparse can say it to the user."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "0": "\0"}
+
+
+def integer(low: int, high: int = 2**31 - 1, special: str = "") -> Callable[[str], int]:
+    """An integer within [low, high]; `special` explains a value with a meaning of its own."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+        if not low <= value <= high:
+            span = f"{low} or more" if high == 2**31 - 1 else f"from {low} to {high}"
+            raise argparse.ArgumentTypeError(f"{value} is out of range; allowed: {span}{special}")
+        return value
+
+    return parse
+
+
+def number(low: float, high: float = float("inf")) -> Callable[[str], float]:
+    """A finite number within [low, high]."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not low <= value <= high or value in (float("inf"), float("-inf")):
+            span = f"{low:g} or more" if high == float("inf") else f"from {low:g} to {high:g}"
+            raise argparse.ArgumentTypeError(f"{text} is out of range; allowed: {span}")
+        return value
+
+    return parse
+
+
+def logit_bias(text: str) -> dict[int, float]:
+    """TOKEN_ID+BIAS or TOKEN_ID-BIAS, several separated by commas; "-inf" forbids a token."""
+    biases = {}
+    for item in text.split(","):
+        at = max(item.find("+"), item.find("-"))
+        first = min((i for i in (item.find("+"), item.find("-")) if i > 0), default=at)
+        try:
+            token, bias = int(item[:first]), float(item[first:])
+        except ValueError:
+            token, bias = -1, 0.0
+        if token < 0 or bias != bias:
+            raise argparse.ArgumentTypeError(f"{item!r} is not TOKEN_ID+BIAS or TOKEN_ID-BIAS, such as 15043-inf")
+        biases[token] = bias
+    return biases
+
+
+def unescape(text: str) -> str:
+    """Replaces \\n, \\t, \\r, \\\\, \\', \\", \\0 and \\xHH; leaves any other backslash alone."""
+    out, i = [], 0
+    while i < len(text):
+        here, following = text[i], text[i + 1 : i + 2]
+        if here == "\\" and following in _ESCAPES and following:
+            out.append(_ESCAPES[following])
+            i += 2
+        elif here == "\\" and following == "x" and _is_hex(text[i + 2 : i + 4]):
+            out.append(chr(int(text[i + 2 : i + 4], 16)))
+            i += 4
+        else:
+            out.append(here)
+            i += 1
+    return "".join(out)
+
+
+def _is_hex(text: str) -> bool:
+    return len(text) == 2 and all(c in "0123456789abcdefABCDEF" for c in text)

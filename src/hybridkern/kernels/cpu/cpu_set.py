@@ -1,0 +1,62 @@
+"""CpuSet: the kernel set of this CPU, as the engine uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hybridkern.kernels import _cpu
+from hybridkern.kernels.interface import Buffer, Op
+
+from .build import CacheLayout, TapeBuilder
+from .fusion import fuse
+from .selection import chosen_name, runnable, table_named
+from .weights import PackedWeights, Progress
+
+
+class CpuSet:
+    """One instruction set's kernels. name: None is the best that this CPU runs, or what HYBRIDKERN_CPU says.
+
+    Raises KernelError for a name that does not exist or that this CPU cannot run.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = chosen_name(name)
+        self.table = table_named(self.name)
+        self.weight_bytes = 0
+        self.buffer_bytes = 0
+
+    def lower(
+        self,
+        ops: Sequence[Op],
+        *,
+        logits: Buffer,
+        cache: CacheLayout,
+        max_rows: int,
+        max_outputs: int,
+        threads: int = 1,
+        progress: Progress | None = None,
+    ) -> _cpu.Tape:
+        """Pack the weights and build the tape of recorded operations.
+
+        `logits` is the buffer that each step's slot provides. progress(done, total) hears of packed bytes.
+        """
+        fused = fuse(ops, logits)
+        weights = PackedWeights((p.args[1] for f in fused for p in f.products), threads, progress)
+        builder = TapeBuilder(self.table, weights, cache, logits, max_rows, max_outputs)
+        tape = builder.build(fused)
+        self.weight_bytes, self.buffer_bytes = weights.nbytes, builder.nbytes
+        return tape
+
+    def describe(self) -> str:
+        """The set, and every format or operation whose kernels come from a lower one."""
+        lines = [f"CPU kernel set {self.name} (usable here: {', '.join(runnable())})"]
+        origins = self.table.origins()
+        (ops,) = origins.pop("ops")
+        if ops != self.name:
+            lines.append(f"  float operations and attention: {ops}")
+        for name, functions in origins.items():
+            found = dict(zip(("gemv", "gemm", "dequantise"), functions, strict=True))
+            lower = [f"{what} {isa}" for what, isa in found.items() if isa != self.name]
+            if lower:
+                lines.append(f"  {name}: {', '.join(lower)}")
+        return "\n".join(lines)

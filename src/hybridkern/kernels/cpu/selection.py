@@ -1,0 +1,38 @@
+"""Which kernel set runs: the best that this CPU has, or the one that HYBRIDKERN_CPU names."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+from hybridkern.errors import KernelError
+from hybridkern.kernels import _cpu
+
+VARIABLE = "HYBRIDKERN_CPU"
+
+
+def runnable() -> list[str]:
+    """Names of the kernel sets that were compiled in and that this CPU can run, in ascending order."""
+    have = _cpu.features()
+    return [name for name, needs, built in _cpu.kernel_sets() if built and needs & ~have == 0]
+
+
+def chosen_name(name: str | None = None) -> str:
+    """The set to use: `name`, else what HYBRIDKERN_CPU says, else the best. Raises KernelError, listing the names."""
+    wanted = name if name is not None else os.environ.get(VARIABLE) or None
+    can = runnable()
+    if wanted is None:
+        return can[-1]
+    known = {n: (needs, built) for n, needs, built in _cpu.kernel_sets()}
+    if wanted not in known:
+        raise KernelError(f"no CPU kernel set is called {wanted!r} ({VARIABLE}); there are {', '.join(known)}")
+    if wanted not in can:
+        why = "this CPU cannot run it" if known[wanted][1] else "it was not compiled into this build"
+        raise KernelError(f"the CPU kernel set {wanted!r} cannot be used ({VARIABLE}): {why}; usable: {', '.join(can)}")
+    return wanted
+
+
+@cache
+def table_named(name: str) -> _cpu.KernelTable:
+    """The kernels of a set, filled over those of the sets below it."""
+    return _cpu.KernelTable([n for n, _, _ in _cpu.kernel_sets()].index(name))

@@ -1,0 +1,34 @@
+"""Weight formats of GGUF files, for NumPy users."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridkern.errors import KernelError
+
+
+def dequantize(data: Any, type: str, shape: Sequence[int]) -> npt.NDArray[np.float32]:
+    """Raw GGUF blocks -> float32 of `shape`, whose last dimension runs along the blocks.
+
+    data: bytes or an array of the raw blocks, in C order; type: a name in the format table, such as "Q4_K". The
+    values are, bit for bit, what the format's definition gives in float32. Raises KernelError for an unknown format, a
+    last dimension that blocks do not divide, or a size that does not fit.
+    """
+    from hybridkern.kernels import direct
+    from hybridkern.kernels.cpu.selection import chosen_name, table_named
+
+    dims = tuple(int(n) for n in shape)
+    if not dims or any(n < 0 for n in dims):
+        raise KernelError(f"shape {tuple(shape)} is not the shape of a tensor")
+    index, block, _ = direct.format_of(type)
+    if math.prod(dims) == 0:
+        raise KernelError(f"{type} of shape {dims} has no elements")
+    raw = direct.raw_blocks(data, type, math.prod(dims[:-1]), dims[-1])
+    out = np.empty(dims, np.float32)
+    table_named(chosen_name()).dequantize(index, raw.ctypes.data, out.size // block, out.ctypes.data)
+    return out

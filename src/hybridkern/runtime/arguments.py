@@ -1,0 +1,90 @@
+"""Checks of what the caller passes: an `ArgumentError` names the parameter, its value and what is allowed."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from hybridkern.errors import ArgumentError
+
+KV_TYPES = ("f16", "q8_0", "q4_0", "f32")
+DEFAULT_CONTEXT = 8192
+_MAX = 2**31 - 1
+
+
+def count(name: str, value: Any, low: int, high: int = _MAX) -> int:
+    """`value` as an integer within [low, high]."""
+    span = f"{low} or more" if high == _MAX else f"from {low} to {high}"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ArgumentError(f"{name} = {value!r} is not an integer; allowed: {span}") from None
+    if not low <= number <= high or isinstance(value, bool):
+        raise ArgumentError(f"{name} = {value!r} is out of range; allowed: {span}")
+    return number
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """The arguments of `load`, checked; what was left out is still None."""
+
+    n_ctx: int | str | None
+    threads: int | None
+    threads_batch: int | None
+    n_batch: int
+    n_ubatch: int | None
+    kv_type: str
+    mmap: bool
+    mlock: bool
+    validate: bool
+
+    @classmethod
+    def checked(cls, **named: Any) -> LoadOptions:
+        """Check every argument that can be checked without the file."""
+        if named["n_ctx"] not in (None, "model"):
+            named["n_ctx"] = count("n_ctx", named["n_ctx"], 2)
+        for name in ("threads", "threads_batch"):
+            if named[name] is not None:
+                named[name] = count(name, named[name], 1, 4096)
+        named["n_batch"] = count("n_batch", named["n_batch"], 1)
+        if named["n_ubatch"] is not None:
+            named["n_ubatch"] = count("n_ubatch", named["n_ubatch"], 1)
+        if named["kv_type"] not in KV_TYPES:
+            raise ArgumentError(f"kv_type = {named['kv_type']!r}; allowed: {', '.join(KV_TYPES)}")
+        return cls(**named)
+
+    def context(self, trained: int) -> int:
+        """The context to use for a model that was trained with `trained` tokens.
+
+        The default is the model's own, at most DEFAULT_CONTEXT: 128k tokens of cache would not fit most machines.
+        """
+        if self.n_ctx == "model":
+            return trained
+        if self.n_ctx is None:
+            return min(trained, DEFAULT_CONTEXT)
+        return int(self.n_ctx)
+
+
+def token_ids(name: str, ids: Iterable[Any], n_vocab: int) -> list[int]:
+    """`ids` as integers of the vocabulary."""
+    try:
+        out = [operator.index(token) for token in ids]
+    except TypeError:
+        raise ArgumentError(f"{name}: token ids are integers") from None
+    if out and not 0 <= min(out) <= max(out) < n_vocab:
+        bad = next(token for token in out if not 0 <= token < n_vocab)
+        raise ArgumentError(f"{name}: token id {bad} is outside the vocabulary of {n_vocab} tokens")
+    return out
+
+
+def row_indices(rows: Iterable[Any] | None, n: int) -> list[int]:
+    """The positions that `rows` names, from 0 to n - 1; negative ones count from the end, None means all."""
+    if rows is None:
+        return list(range(n))
+    out = []
+    for row in rows:
+        index = count("rows", row, -n, n - 1)
+        out.append(index + n if index < 0 else index)
+    return out

@@ -1,0 +1,278 @@
+"""The engine: runs the steps of one model on the CPU set and owns its sequences.
+
+A step takes tokens of one or several sequences. Its logits do not depend on how the tokens were divided into steps, on
+the number of threads, or on what other sequences are in it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridkern.errors import ArgumentError, HybridKernError, SamplingError
+from hybridkern.kernels import _cpu
+from hybridkern.kernels.cpu import CpuSet
+from hybridkern.kernels.cpu.weights import Progress
+from hybridkern.kernels.interface import Batch, Buffer, KVSpec, Recorder
+
+from .kv_cache import PAGE, KVCache
+from .slots import StepSlot
+from .stepper import Logits, Outputs, Stepper, token_array, wanted_rows
+from .threads import MAX_THREADS, default_threads, usable_cores
+
+DEFAULT_UBATCH = 512
+LOGITS_BYTES = 256 << 20  # of one slot, at most: steps with more outputs are divided
+Cancelled = _cpu.Cancelled
+
+
+class GraphSource(Protocol):
+    """What the engine needs of a model: its caches, and the recording of one step, which returns the logits buffer."""
+
+    @property
+    def kv_specs(self) -> Sequence[KVSpec]: ...
+
+    def record(self, recorder: Recorder) -> Buffer: ...
+
+
+def _whole(name: str, value: Any, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
+        raise ArgumentError(f"{name} = {value!r}: an integer from {low} to {high} is needed")
+    return int(value)
+
+
+class Engine:
+    """A model ready to run.
+
+    n_ctx: most tokens of a sequence. n_batch: most tokens of one call's step, n_ubatch: of one replay (default 512, at
+    most n_batch). kv_type: f16, q8_0, q4_0, f32. threads: for single tokens, threads_batch: for more (default: as
+    threads). n_seq: sequences at a time; n_kv_pages: pages of 128 tokens that they share (default: four full contexts).
+    file: kept open as long as the engine, for weights that stay mapped. cpu: name of the kernel set. progress(done,
+    total): bytes of weights packed. Calls from several threads queue.
+    """
+
+    def __init__(
+        self,
+        graph_source: GraphSource,
+        file: Any = None,
+        *,
+        n_ctx: int,
+        n_batch: int = 2048,
+        n_ubatch: int | None = None,
+        kv_type: str = "f16",
+        threads: int | None = None,
+        threads_batch: int | None = None,
+        n_seq: int = 64,
+        n_kv_pages: int | None = None,
+        cpu: str | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._closed = True  # until everything is there
+        self.n_ctx = _whole("n_ctx", n_ctx, 1, 1 << 30)
+        self.n_batch = _whole("n_batch", n_batch, 1, 1 << 24)
+        ubatch = min(DEFAULT_UBATCH, self.n_batch) if n_ubatch is None else _whole("n_ubatch", n_ubatch, 1, 1 << 24)
+        self.n_ubatch = min(ubatch, self.n_batch)
+        self.threads = default_threads() if threads is None else _whole("threads", threads, 1, MAX_THREADS)
+        batch = self.threads if threads_batch is None else threads_batch
+        self.threads_batch = _whole("threads_batch", batch, 1, MAX_THREADS)
+        _whole("n_seq", n_seq, 1, 1 << 16)
+        pages = -(-self.n_ctx // PAGE)
+        n_pages = pages * min(n_seq, 4) + n_seq if n_kv_pages is None else _whole("n_kv_pages", n_kv_pages, 1, 1 << 30)
+        _cpu.set_cores(usable_cores())
+
+        recorder = Recorder()
+        logits = graph_source.record(recorder)
+        self.n_vocab = logits.width
+        self.max_outputs = max(1, min(self.n_ubatch, LOGITS_BYTES // (4 * self.n_vocab)))
+        self._file = file
+        self._cache = KVCache(graph_source.kv_specs, kv_type=kv_type, n_ctx=self.n_ctx, n_seq=n_seq, n_pages=n_pages)
+        self._set = CpuSet(cpu)
+        self._tape = self._set.lower(
+            recorder.ops,
+            logits=logits,
+            cache=self._cache.layout,
+            max_rows=self.n_ubatch,
+            max_outputs=self.max_outputs,
+            threads=self.threads_batch,
+            progress=progress,
+        )
+        self._program = _cpu.Program([self._tape], self._cache.table.ctypes.data, n_seq)
+        self._stepper = Stepper(
+            self._program,
+            self._cache,
+            n_vocab=self.n_vocab,
+            n_ubatch=self.n_ubatch,
+            max_outputs=self.max_outputs,
+            threads=self.threads,
+            threads_batch=self.threads_batch,
+        )
+        self._turn = _Turn(self)
+        self._closed = False
+
+    # sequences
+
+    def new_sequence(self) -> int:
+        """An empty sequence. Raises ContextError when n_seq are in use."""
+        with self._turn:
+            return self._cache.new()
+
+    def fork(self, sequence: int) -> int:
+        """A second sequence with the same past; they share memory until one writes."""
+        with self._turn:
+            return self._cache.fork(sequence)
+
+    def truncate(self, sequence: int, position: int) -> None:
+        """Forget everything from `position` on."""
+        with self._turn:
+            self._cache.truncate(sequence, position)
+
+    def free(self, sequence: int) -> None:
+        """End a sequence."""
+        with self._turn:
+            self._cache.free(sequence)
+
+    def length(self, sequence: int) -> int:
+        """Tokens that the sequence holds."""
+        with self._turn:
+            return self._cache.length(sequence)
+
+    # computing
+
+    def step(self, batch: Batch) -> Logits:
+        """One step of at most n_ubatch tokens: float32 [outputs][n_vocab], a view that the fourth step after this one
+        overwrites. A sequence's tokens must be consecutive and continue it. On an error no sequence has changed."""
+        with self._turn:
+            return self._stepper.step(batch)
+
+    def evaluate(
+        self,
+        sequence: int,
+        tokens: Sequence[int] | npt.NDArray[np.integer],
+        outputs: Outputs = "last",
+        *,
+        rows: Sequence[int] | None = None,
+        variant: int = 0,
+    ) -> Logits:
+        """Append tokens to a sequence; logits at `outputs` of them: float32 [outputs][n_vocab].
+
+        outputs: "last", "all", "none", or ascending rows (`rows` is another name for these). A single row is a view
+        that the fourth step after this one overwrites. variant: which rotary table. On an error, a cancel or Ctrl-C
+        the sequence is as before.
+        """
+        ids = token_array(tokens, self.n_vocab)
+        wanted = wanted_rows(outputs if rows is None else rows, len(ids))
+        with self._turn:
+            made = self._stepper.evaluate(sequence, ids, wanted, variant)
+        assert isinstance(made, np.ndarray)
+        return made
+
+    def evaluate_many(self, work: Sequence[tuple[int, Sequence[int]]]) -> Logits:
+        """Append tokens to several sequences in common steps; logits behind the last token of each: float32
+        [len(work)][n_vocab]. On an error every sequence is as before."""
+        pairs = [(s, token_array(tokens, self.n_vocab)) for s, tokens in work]
+        if len({s for s, _ in pairs}) != len(pairs):
+            raise ArgumentError("a sequence is named twice")
+        if any(len(ids) == 0 for _, ids in pairs):
+            raise ArgumentError("a sequence without tokens has no logits")
+        with self._turn:
+            return self._stepper.evaluate_many(pairs)
+
+    def greedy(self, sequence: int, tokens: int | Sequence[int], *, variant: int = 0) -> tuple[int, float]:
+        """Append a token or several; the likeliest next one (the lowest id among equals) and its log-probability.
+
+        Raises SamplingError where the logits hold NaN or are all -inf; the tokens then stay appended.
+        """
+        if isinstance(tokens, int) or len(tokens) == 1:
+            token = tokens if isinstance(tokens, int) else int(tokens[0])
+            if not 0 <= token < self.n_vocab:
+                raise ArgumentError(f"token {token} is outside the vocabulary of {self.n_vocab}")
+            with self._turn:
+                best, logprob, bad = self._stepper.decode(sequence, token, variant)
+        else:
+            best, logprob, bad = self._greedy_batch(sequence, token_array(tokens, self.n_vocab), variant)
+        if bad:
+            raise SamplingError(
+                f"the logits behind position {self.length(sequence) - 1} hold NaN, or are all -inf: "
+                "no token can be chosen"
+            )
+        return best, logprob
+
+    def _greedy_batch(self, sequence: int, ids: npt.NDArray[np.int32], variant: int) -> tuple[int, float, bool]:
+        if len(ids) == 0:
+            raise ArgumentError("no tokens: there is nothing to continue")
+        with self._turn:
+            slot = self._stepper.evaluate(sequence, ids, wanted_rows("last", len(ids)), variant, greedy=True)
+            assert isinstance(slot, StepSlot)
+            return int(slot.best[0]), float(slot.best_value[0]) - float(slot.best_lse[0]), bool(slot.bad[0])
+
+    def cancel(self) -> None:
+        """End the call that is running, from another thread: it raises `Cancelled`."""
+        if not self._closed:
+            self._program.cancel()
+
+    # ownership
+
+    def describe(self) -> str:
+        """What runs where: kernel set, threads, memory."""
+        if self._closed:
+            return "closed engine"
+        c = self._cache
+        return "\n".join(
+            (
+                self._set.describe(),
+                f"threads: {self.threads} for single tokens, {self.threads_batch} for batches",
+                f"weights: {self._set.weight_bytes / 2**20:.1f} MiB packed",
+                f"buffers: {self._set.buffer_bytes / 2**20:.1f} MiB for steps of {self.n_ubatch} tokens",
+                f"KV cache: {c.kv_type}, {c.n_pages} pages of {PAGE} tokens and {c.page_bytes / 2**20:.2f} MiB each, "
+                f"touched when used; {self.n_ctx} tokens per sequence",
+                f"tape: {self._tape.n_ops} operations, {self._tape.n_syncs} barriers",
+            )
+        )
+
+    def close(self) -> None:
+        """Give the memory back, as far as no views of logits remain. A second call does nothing."""
+        if self._closed:
+            return
+        with self._turn:
+            self._closed = True
+            del self._stepper, self._program, self._tape, self._cache, self._set
+            self._file = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+_forks = [0]  # how many forks lie between the start of the program and this process
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _forks.__setitem__(0, _forks[0] + 1))
+
+
+class _Turn:
+    """One caller at a time. A child process would find the lock as a thread of its parent left it: it gets an error."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._forks = _forks[0]
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if _forks[0] != self._forks:
+            raise HybridKernError("this model was loaded before the process forked: load it again in the child")
+        self._lock.acquire()
+        try:
+            if self._engine._closed:
+                raise HybridKernError("the engine is closed")
+            self._engine._program.resume()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        self._lock.release()

@@ -1,0 +1,174 @@
+"""The paged KV cache of one set: pages of 128 tokens, shared between sequences until one of them writes.
+
+A page holds the K and V planes of every block, so that one page id, one copy and one count serve the whole model.
+Memory is touched when a page is first written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hybridkern.errors import ArgumentError, ContextError, KernelError
+from hybridkern.kernels import _cpu
+from hybridkern.kernels.cpu.build import CacheLayout, padded
+from hybridkern.kernels.interface import KVSpec
+
+PAGE = 128
+KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "f32": 3}
+
+
+class KVCache:
+    """Sequences 0 .. n_seq - 1 over n_pages pages. kv_type: f16, q8_0, q4_0 or f32.
+
+    `table` is int32 [n_seq][max_pages]: page ids by position / 128, as a step reads them.
+    """
+
+    def __init__(self, specs: Sequence[KVSpec], *, kv_type: str, n_ctx: int, n_seq: int, n_pages: int) -> None:
+        if kv_type not in KV_TYPES:
+            raise ArgumentError(f"kv_type {kv_type!r} is not one of {', '.join(KV_TYPES)}")
+        self.kv_type, self.n_ctx, self.n_seq, self.n_pages = kv_type, n_ctx, n_seq, n_pages
+        planes: dict[int, tuple[int, int, int]] = {}
+        at = 0
+        for spec in specs:
+            self._check(spec)
+            k, v = self._plane_bytes(spec)
+            planes[spec.block] = (at, k, v)
+            at += spec.n_kv * (k + v)
+        self.page_bytes = max(4096, padded(at, 4096))
+        self.max_pages = -(-n_ctx // PAGE)
+        self.memory = _cpu.Memory(self.page_bytes * n_pages, True)
+        self.layout = CacheLayout(KV_TYPES[kv_type], self.memory.address, self.page_bytes, planes, self.max_pages)
+        self.table = np.zeros((n_seq, self.max_pages), np.int32)
+        self._bytes = np.frombuffer(self.memory, np.uint8).reshape(n_pages, -1)[:, : self.page_bytes]
+        self._free = list(range(n_pages - 1, -1, -1))
+        self._counts = [0] * n_pages
+        self._pages: list[list[int] | None] = [None] * n_seq
+        self._lengths = [0] * n_seq
+
+    def _check(self, spec: KVSpec) -> None:
+        for dim in (spec.head_dim_k, spec.head_dim_v):
+            if self.kv_type in ("q8_0", "q4_0") and dim % 32:
+                raise ArgumentError(
+                    f"kv_type {self.kv_type} needs head sizes that 32 divides; block {spec.block} has {dim}: "
+                    "use f16 or f32"
+                )
+
+    def _plane_bytes(self, spec: KVSpec) -> tuple[int, int]:
+        kv = KV_TYPES[self.kv_type]
+        return _cpu.kv_plane_bytes(kv, spec.head_dim_k)[0], _cpu.kv_plane_bytes(kv, spec.head_dim_v)[1]
+
+    # sequences
+
+    def new(self) -> int:
+        """An empty sequence. Raises ContextError when there are n_seq of them already."""
+        for s, pages in enumerate(self._pages):
+            if pages is None:
+                self._pages[s], self._lengths[s] = [], 0
+                return s
+        raise ContextError(f"all {self.n_seq} sequences of the cache are in use: free one (n_seq)")
+
+    def fork(self, sequence: int) -> int:
+        """A second sequence with the same past, sharing its pages."""
+        pages = self._of(sequence)
+        s = self.new()
+        self._pages[s], self._lengths[s] = list(pages), self._lengths[sequence]
+        for p in pages:
+            self._counts[p] += 1
+        self.table[s, : len(pages)] = pages
+        return s
+
+    def truncate(self, sequence: int, position: int) -> None:
+        """Forget everything from `position` on."""
+        pages = self._of(sequence)
+        if not 0 <= position <= self._lengths[sequence]:
+            raise ArgumentError(f"cannot cut a sequence of {self._lengths[sequence]} tokens at position {position}")
+        keep = -(-position // PAGE)
+        for p in pages[keep:]:
+            self._drop(p)
+        del pages[keep:]
+        self._lengths[sequence] = position
+
+    def free(self, sequence: int) -> None:
+        """End a sequence."""
+        self.truncate(sequence, 0)
+        self._pages[sequence] = None
+
+    def length(self, sequence: int) -> int:
+        """Tokens of a sequence."""
+        self._of(sequence)
+        return self._lengths[sequence]
+
+    def reserve(self, sequence: int, n: int) -> int:
+        """Make room for n more tokens, with pages that no other sequence shares; returns the length so far.
+
+        Nothing changes when it raises ContextError.
+        """
+        pages, length = self._of(sequence), self._lengths[sequence]
+        if length + n > self.n_ctx:
+            raise ContextError(
+                f"the sequence holds {length} tokens and {n} more were asked for, but the context holds "
+                f"{self.n_ctx} (n_ctx)"
+            )
+        more = max(0, -(-(length + n) // PAGE) - len(pages))
+        shared = n > 0 and length % PAGE != 0 and self._counts[pages[length // PAGE]] > 1
+        if more + shared > len(self._free):
+            raise ContextError(
+                f"the KV cache is full: {self.n_pages} pages of {PAGE} tokens, {len(self._free)} free, "
+                f"{more + shared} needed for {n} more tokens of a sequence of {length}"
+            )
+        if shared:
+            self._copy_on_write(sequence, length // PAGE)
+        for _ in range(more):
+            self._append(sequence)
+        return length
+
+    def advance(self, sequence: int, n: int) -> None:
+        """Count n tokens that a step has written."""
+        self._lengths[sequence] += n
+
+    def give_back(self, sequence: int) -> None:
+        """Drop pages beyond the length, after a step that did not happen."""
+        self.truncate(sequence, self._lengths[sequence])
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that no sequence uses."""
+        return len(self._free)
+
+    def poison(self) -> None:
+        """Fill free pages with NaN bytes: tests show by it that no unwritten memory reaches a result."""
+        self._bytes[self._free] = 0xFF
+
+    def _of(self, sequence: int) -> list[int]:
+        pages = self._pages[sequence] if 0 <= sequence < self.n_seq else None
+        if pages is None:
+            raise ArgumentError(f"there is no sequence {sequence}")
+        return pages
+
+    def _take(self) -> int:
+        if not self._free:
+            raise KernelError("no free page")  # reserve has counted them
+        page = self._free.pop()
+        self._counts[page] = 1
+        return page
+
+    def _drop(self, page: int) -> None:
+        self._counts[page] -= 1
+        if self._counts[page] == 0:
+            self._free.append(page)
+
+    def _append(self, sequence: int) -> None:
+        pages = self._of(sequence)
+        pages.append(self._take())
+        self.table[sequence, len(pages) - 1] = pages[-1]
+
+    def _copy_on_write(self, sequence: int, index: int) -> None:
+        pages = self._of(sequence)
+        old = pages[index]
+        made = self._take()
+        self._bytes[made] = self._bytes[old]
+        self._drop(old)
+        pages[index] = made
+        self.table[sequence, index] = made

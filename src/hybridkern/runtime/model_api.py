@@ -1,0 +1,268 @@
+"""The public face of a model: load, generate, chat, logits."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hybridkern.errors import ArgumentError, HybridKernError
+from hybridkern.gguf import GGUFFile, require_finite
+from hybridkern.model import LoadedModel
+from hybridkern.text import ChatTemplate, Vocabulary
+
+from .arguments import LoadOptions, token_ids
+from .engine import Engine
+from .generation import Request, generate
+from .locate import locate
+from .session import Session
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .piece import Piece
+
+
+def load(
+    path: str | os.PathLike[str] | None,
+    *,
+    n_ctx: int | str | None = None,
+    threads: int | None = None,
+    threads_batch: int | None = None,
+    n_batch: int = 2048,
+    n_ubatch: int | None = None,
+    kv_type: str = "f16",
+    mmap: bool = True,
+    mlock: bool = False,
+    sha256: str | None = None,
+    validate: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Model:
+    """Load a GGUF model.
+
+    path: a .gguf file (of a split model the first), "package:NAME" for the model inside an installed Python package,
+        "hf:OWNER/REPO/FILE.gguf" (needs huggingface_hub), or None for the demo model.
+    n_ctx: tokens that prompt and answer may take together. None: as many as the model was trained with, at most 8192;
+        "model": as many as it was trained with.
+    threads, threads_batch: for generation and for prompts; by default the physical cores that this process may use.
+    n_batch, n_ubatch: most tokens of one call and of one pass over the weights.
+    kv_type: "f16", "q8_0", "q4_0" or "f32".
+    mmap, mlock: map the file instead of reading it; keep its pages in memory.
+    sha256: refuse the file unless its digest is this.
+    validate: read every tensor first and refuse NaN and infinite scales.
+    progress: called with the bytes of weights that were loaded and that there are.
+    """
+    options = LoadOptions.checked(
+        n_ctx=n_ctx,
+        threads=threads,
+        threads_batch=threads_batch,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        kv_type=kv_type,
+        mmap=mmap,
+        mlock=mlock,
+        validate=validate,
+    )
+    file = GGUFFile.open(locate(path).path, mmap=mmap, mlock=mlock, sha256=sha256)
+    try:
+        return Model(file, options, progress)
+    except BaseException:
+        file.close()
+        raise
+
+
+def read_vocabulary(path: str | os.PathLike[str]) -> Vocabulary:
+    """The vocabulary of a model file, without its tensors."""
+    with GGUFFile.open(path) as file:
+        return Vocabulary.from_metadata(file.metadata)
+
+
+class Model:
+    """A loaded model. Close it, or use it in a `with` statement, to give its memory back at once."""
+
+    def __init__(
+        self, file: GGUFFile, options: LoadOptions, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Use `hybridkern.load`."""
+        self.closed = True  # until everything below is there
+        self.file = file
+        loaded = LoadedModel.from_gguf(file)
+        if options.validate:
+            require_finite(file)
+        self.vocabulary = Vocabulary.from_metadata(file.metadata)
+        self.loaded = loaded
+        self.config = loaded.config
+        self.n_vocab: int = loaded.config.n_vocab
+        self.kv_type = options.kv_type
+        self.n_ctx = options.context(loaded.config.context_length)
+        self.long_after = loaded.long_after
+        if self.n_ctx > loaded.config.context_length:
+            warnings.warn(
+                f"n_ctx = {self.n_ctx} is more than the {loaded.config.context_length} tokens that the model was "
+                "trained with; expect nonsense beyond them",
+                stacklevel=4,
+            )
+        self.engine = Engine(
+            loaded,
+            file,
+            n_ctx=self.n_ctx,
+            threads=options.threads,
+            threads_batch=options.threads_batch,
+            n_batch=options.n_batch,
+            n_ubatch=options.n_ubatch,
+            kv_type=options.kv_type,
+            progress=progress,
+        )
+        self.turn = _Turn(self)
+        self.orphans: deque[int] = deque()
+        self._templates: dict[str | None, ChatTemplate] = {}
+        self.closed = False
+
+    # text and tokens
+
+    def tokenize(self, text: str, special: bool = False, bos: bool | None = None) -> list[int]:
+        """Token ids of `text`. special: control tokens in the text count as such; bos: None is what the file says."""
+        return self.vocabulary.encode(text, special=special, bos=bos)
+
+    def detokenize(self, ids: Iterable[int]) -> str:
+        """The text of tokens, control tokens included."""
+        return self.vocabulary.decode(token_ids("ids", ids, self.vocabulary.n_tokens))
+
+    def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """The tokens of a prompt: of a text with its control tokens, or ids as they are; BOS for an empty one."""
+        if isinstance(prompt, str):
+            ids = self.vocabulary.encode(prompt, special=True, bos=self.vocabulary.add_bos)
+        else:
+            ids = token_ids("prompt", prompt, self.n_vocab)
+        if ids:
+            return ids
+        if self.vocabulary.bos_id is None:
+            raise ArgumentError("prompt is empty, and the vocabulary has no BOS token to begin with")
+        return [self.vocabulary.bos_id]
+
+    def chat_ids(self, messages: Sequence[Any], options: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+        """The tokens of a conversation, and the options that are left for generation."""
+        options = dict(options)
+        source = options.pop("template", None)
+        variables = options.pop("template_variables", None) or {}
+        if source not in self._templates:
+            self._templates[source] = ChatTemplate.of(self.vocabulary, source)
+        return self._templates[source].encode_chat(messages, **variables), options
+
+    # computing
+
+    def logits(self, ids: Sequence[int], rows: Iterable[int] | None = None) -> np.ndarray:
+        """Logits at the positions `rows` (None: all) of the sequence `ids`: float32 [rows][n_vocab]."""
+        with self.session() as session:
+            return session.logits(ids, rows)
+
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Piece]:
+        """Pieces of text that continue `prompt`, a text or token ids.
+
+        max_tokens=64          most pieces; None: until the model ends or the context is full
+        temperature=0.8        0: the likeliest token, whatever the seed
+        top_k=40, top_p=0.95, min_p=0.05, typical_p=1      0 and 1 are off
+        repeat_penalty=1, repeat_last_n=64, presence_penalty=0, frequency_penalty=0
+        mirostat=0, mirostat_tau=5, mirostat_eta=0.1    mirostat 1 or 2 in place of top_k ... typical_p
+        logit_bias=None        {token id: what is added to its logit}
+        seed=None              None draws one
+        stop=None              a text or several: generation ends before the first of them
+        ignore_eos=False       go on after an end token
+        show_special=False     control tokens become text too
+
+        Arguments are checked at once; computing begins with the first piece. Leaving the loop early frees the sequence.
+        """
+        return self._alone(Request.of(self, self.prompt_ids(prompt), **options))
+
+    def chat(self, messages: Sequence[Any], **options: Any) -> Iterator[Piece]:
+        """Pieces of the answer to `messages`, a list of {"role": ..., "content": ...}.
+
+        Options as for `generate`, and `template` (a jinja template in place of the file's) and `template_variables`
+        (a dict that the template sees, such as {"enable_thinking": False}).
+        """
+        ids, options = self.chat_ids(messages, options)
+        return self._alone(Request.of(self, ids, **options))
+
+    def _alone(self, request: Request) -> Iterator[Piece]:
+        """Generation on a sequence of its own."""
+        with self.session() as session:
+            yield from generate(session, request)
+
+    def session(self) -> Session:
+        """A sequence that stays: what it is asked next reuses the prefix that it shares with what it has."""
+        with self.turn:
+            return Session(self, self.engine.new_sequence())
+
+    def check_file(self) -> None:
+        """Raise GGUFError where results cannot be trusted: what a mapped file lost meanwhile reads as zeros."""
+        if self.file.mmap:
+            self.file.check_intact()
+
+    # ownership
+
+    def release(self, sequence: int) -> None:
+        """Free a sequence, now or after the call under way. Finalisers come here, from any thread and at any time."""
+        self.orphans.append(sequence)
+        self.turn.sweep()
+
+    def describe(self) -> str:
+        """What runs where, with which kernels, in how much memory."""
+        return self.engine.describe()
+
+    def close(self) -> None:
+        """Give memory and threads back; sessions and generators of the model raise an error afterwards."""
+        if not self.closed:
+            with self.turn:
+                self.closed = True
+                self.engine.close()
+                self.file.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"n_ctx {self.n_ctx}"
+        return f"<hybridkern.Model {os.path.basename(self.file.path)!r}, {self.config.architecture.name}, {state}>"
+
+
+class _Turn:
+    """One caller at a time works with the engine; whoever ends a turn frees the sequences that were given up during it.
+
+    A plain lock, not a re-entrant one: a finaliser may run in the middle of a call of its own thread, and must then
+    leave its sequence for later.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self._model.closed:
+            self._lock.release()
+            raise HybridKernError("the model is closed")
+
+    def __exit__(self, *exc: object) -> None:
+        self._lock.release()
+        if self._model.orphans:
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Free what can be freed without waiting."""
+        model = self._model
+        while model.orphans and self._lock.acquire(blocking=False):
+            try:
+                while model.orphans:
+                    sequence = model.orphans.popleft()
+                    if not model.closed:
+                        model.engine.free(sequence)
+            except IndexError:  # another thread was quicker
+                pass
+            finally:
+                self._lock.release()

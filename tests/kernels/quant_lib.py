@@ -1,0 +1,216 @@
+"""Builds the C kernels into a shared library and drives them through ctypes; shared by the tests and the bench."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+CFLAGS = ["-std=gnu11", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", f"-I{CSRC}"]
+
+SHIM = r"""
+#include "cpu/hk_cpu.h"
+#include <stdlib.h>
+#include <string.h>
+typedef void (*fill_fn)(hk_cpu_set *);
+static const struct { const char *name; fill_fn fill; } isas[] = { %(isas)s };
+static hk_cpu_set sets[16];
+/* A set of the scalar kernels under those of one instruction set alone, so that nothing can fall through unseen. */
+int hkt_fill(int i, const char *name) {
+    for (size_t j = 0; j < sizeof isas / sizeof *isas; j++)
+        if (!strcmp(isas[j].name, name)) {
+            memset(&sets[i], 0, sizeof sets[i]);
+            hk_fill_quant_scalar(&sets[i]);
+            isas[j].fill(&sets[i]);
+            return 0;
+        }
+    return -1;
+}
+int hkt_cpu_fill(int i) { return hk_cpu_fill(i, &sets[i]); }
+void *hkt_kernel(int i, int t, int which) {
+    hk_type_kernels *k = &sets[i].type[t];
+    return which == 0 ? (void *)k->gemv : which == 1 ? (void *)k->gemm : (void *)k->dequant;
+}
+const char *hkt_origin(int i, int t, int which) {
+    hk_type_kernels *k = &sets[i].type[t];
+    return which == 0 ? k->gemv_isa : which == 1 ? k->gemm_isa : k->dequant_isa;
+}
+"""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A line of hk_types.def."""
+
+    index: int
+    name: str
+    lower: str
+    gguf_id: int
+    block: int
+    bytes: int
+    scale_bytes: int
+    act: str
+
+
+def formats() -> list[Format]:
+    text = (CSRC / "formats/hk_types.def").read_text()
+    rows = re.findall(r"^HK_TYPE\((\w+),\s*(\w+),\s*(\d+),\s*(\d+),\s*(\d+),\s*(\d+),\s*(\w+)\)", text, re.M)
+    return [Format(i, n, low, int(g), int(b), int(y), int(s), a) for i, (n, low, g, b, y, s, a) in enumerate(rows)]
+
+
+FORMATS = {f.lower: f for f in formats()}
+QUANTS = {k: f for k, f in FORMATS.items() if f.act != "F32"}
+
+
+def isa_flags() -> dict[str, list[str]]:
+    """The instruction-set flags that CMakeLists.txt gives each folder."""
+    text = (ROOT / "CMakeLists.txt").read_text()
+    flags: dict[str, list[str]] = {}
+    for isa, value in re.findall(r"^set\(HK_ISA_FLAGS_(\w+) (.*)\)$", text, re.M):
+        expanded = re.sub(r"\$\{HK_ISA_FLAGS_(\w+)\}", lambda m: " ".join(flags[m.group(1)]), value)
+        flags[isa] = [x for x in expanded.replace('"', "").split() if x]
+    return flags
+
+
+def built_isas() -> list[str]:
+    return [isa for isa in isa_flags() if (CSRC / "cpu" / isa / "quant.c").exists()]
+
+
+def compile_library(tmp: Path, isas: list[str], emulate: bool) -> Path:
+    """Every kernel source of `isas` in one library; emulate: on AVX2 alone."""
+    flags, defines = isa_flags(), [f"-DHK_BUILT_{isa.upper()}" for isa in isas if not emulate]
+    table = ",".join(f'{{"{isa}", hk_fill_quant_{isa}}}' for isa in isas)
+    stubs = "\n".join(f"void hk_fill_float_{isa}(hk_cpu_set *set) {{ (void)set; }}" for isa in isas)
+    shim = tmp / "shim.c"
+    shim.write_text(SHIM % {"isas": table} + stubs)
+    jobs = [(shim, []), (CSRC / "cpu/hk_cpu.c", defines)]
+    jobs += [(path, []) for path in sorted((CSRC / "formats").glob("*.c"))]
+    jobs += [(CSRC / "cpu/scalar" / name, []) for name in ("quant.c", "dequant.c")]
+    native = ["-O1", "-mavx2", "-mfma", "-mf16c", "-w", f"-I{Path(__file__).parent / 'emulated'}"]
+    for isa in isas:
+        if isa != "scalar":
+            jobs.append((CSRC / "cpu" / isa / "quant.c", native if emulate else flags[isa]))
+    objects = []
+    for i, (path, extra) in enumerate(jobs):
+        objects.append(tmp / f"{i}.o")
+        subprocess.run(["gcc", *CFLAGS, *extra, "-c", str(path), "-o", str(objects[-1])], check=True)
+    library = tmp / "libhk.so"
+    subprocess.run(["gcc", "-shared", "-o", str(library), *map(str, objects), "-lm"], check=True)
+    return library
+
+
+class Act(ctypes.Structure):
+    _fields_ = [
+        ("codes", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("x", ctypes.c_void_p),
+        ("codes_stride", ctypes.c_int64),
+        ("scales_stride", ctypes.c_int64),
+        ("sums_stride", ctypes.c_int64),
+        ("x_stride", ctypes.c_int64),
+    ]
+
+
+P, I64, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+GEMV = ctypes.CFUNCTYPE(None, P, I64, I64, P, P)
+GEMM = ctypes.CFUNCTYPE(None, P, I64, I64, P, I64, P, I64, P)
+DEQUANT = ctypes.CFUNCTYPE(None, P, I64, P)
+
+
+def aligned(n_bytes: int, fill: int = 0) -> np.ndarray:
+    """A 64-byte aligned byte array with nothing to spare."""
+    raw = np.full(n_bytes + 64, fill, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + n_bytes]
+
+
+@dataclass
+class Activations:
+    """n quantised columns."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+    sums: np.ndarray
+
+    @classmethod
+    def of(cls, codes: np.ndarray, scales: np.ndarray) -> Activations:
+        n, k = codes.shape
+        store = aligned(n * ((k + 63) & ~63)).view(np.int8).reshape(n, -1)
+        store[:, :k] = codes
+        sums = codes.astype(np.int32).reshape(n, k // 16, 16).sum(axis=2).astype(np.int16)
+        return cls(store[:, :k], np.ascontiguousarray(scales, np.float32), sums)
+
+    def struct(self, column: int = 0) -> Act:
+        c, s, t = self.codes[column:], self.scales[column:], self.sums[column:]
+        return Act(
+            c.ctypes.data, s.ctypes.data, t.ctypes.data, None, c.strides[0], s.strides[0] // 4, t.strides[0] // 2, 0
+        )
+
+
+class Library:
+    """The kernels of one shared library, by set name."""
+
+    def __init__(self, path: Path, isas: list[str], emulate: bool) -> None:
+        self.dll = dll = ctypes.CDLL(str(path))
+        dll.hkt_kernel.restype = P
+        dll.hkt_origin.restype = dll.hk_cpu_set_name.restype = ctypes.c_char_p
+        dll.hk_pack.argtypes = [INT, P, I64, I64, I64, I64, I64, P]
+        self.sets: dict[str, int] = {}
+        have, names = dll.hk_cpu_features(), [dll.hk_cpu_set_name(i).decode() for i in range(dll.hk_cpu_n_sets())]
+        for isa in isas:
+            i = names.index(isa)
+            if (emulate or not dll.hk_cpu_set_requires(i) & ~have) and dll.hkt_fill(i, isa.encode()) == 0:
+                self.sets[isa] = i
+        self.scratch = aligned(256 * 1024 + 64, 0xA5)
+
+    def origin(self, isa: str, f: Format, which: int) -> str:
+        return self.dll.hkt_origin(self.sets[isa], f.index, which).decode()
+
+    def panel_bytes(self, f: Format, cols: int) -> int:
+        blocks = cols // f.block
+        scale = (blocks * 16 * f.scale_bytes + 63) & ~63
+        return scale + ((blocks * 16 * (f.bytes - f.scale_bytes) + 63) & ~63)
+
+    def pack(self, f: Format, raw: np.ndarray, cols: int) -> np.ndarray:
+        rows = raw.shape[0]
+        panels = (rows + 15) // 16
+        out = aligned(panels * self.panel_bytes(f, cols) + 64, 0xC3)
+        self.dll.hk_pack(f.index, raw.ctypes.data, raw.strides[0], rows, cols, 0, panels, out.ctypes.data)
+        assert (out[-64:] == 0xC3).all(), "hk_pack wrote past its panels"
+        return out
+
+    def gemv(self, isa: str, f: Format, packed: np.ndarray, cols: int, act: Activations, column: int = 0) -> np.ndarray:
+        panels = len(packed) // self.panel_bytes(f, cols)
+        out = aligned(panels * 64 + 64, 0xFF).view(np.float32)
+        call = GEMV(self.dll.hkt_kernel(self.sets[isa], f.index, 0))
+        a = act.struct(column)
+        call(packed.ctypes.data, panels, cols, ctypes.addressof(a), out.ctypes.data)
+        assert (out[-16:].view(np.uint32) == 0xFFFFFFFF).all(), "gemv wrote past its rows"
+        return out[:-16].copy()
+
+    def gemm(self, isa: str, f: Format, packed: np.ndarray, cols: int, act: Activations, n: int) -> np.ndarray:
+        panels = len(packed) // self.panel_bytes(f, cols)
+        stride = panels * 16 + 16
+        out = aligned(n * stride * 4, 0xFF).view(np.float32).reshape(n, stride)
+        call = GEMM(self.dll.hkt_kernel(self.sets[isa], f.index, 1))
+        a = act.struct()
+        call(
+            packed.ctypes.data, panels, cols, ctypes.addressof(a), n, out.ctypes.data, stride, self.scratch.ctypes.data
+        )
+        assert (out[:, -16:].view(np.uint32) == 0xFFFFFFFF).all(), "gemm wrote past its rows"
+        assert (self.scratch[-64:] == 0xA5).all(), "gemm wrote past its scratch"
+        return out[:, :-16].copy()
+
+    def dequant(self, isa: str, f: Format, raw: np.ndarray) -> np.ndarray:
+        blocks = raw.size // f.bytes
+        out = aligned(blocks * f.block * 4 + 64, 0xFF).view(np.float32)
+        DEQUANT(self.dll.hkt_kernel(self.sets[isa], f.index, 2))(raw.ctypes.data, blocks, out.ctypes.data)
+        assert (out[-16:].view(np.uint32) == 0xFFFFFFFF).all(), "dequant wrote past its end"
+        return out[:-16].copy()
