@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from gpu import Gpu, why_not
+from cuda_device import Gpu, why_not
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from hybridkern.errors import KernelError
 
-from .driver import Kernels, Stream, attribute
+from .driver import BUILT, Kernels, Stream, attribute
 
 T = TypeVar("T")
 _PROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # attribute numbers of the driver
@@ -24,7 +24,7 @@ _lock = threading.Lock()
 def image_files() -> list[Path]:
     """The compiled kernels of this build (or of the folder HYBRIDKERN_CUDA_IMAGES)."""
     folder = os.environ.get("HYBRIDKERN_CUDA_IMAGES")
-    at = Path(folder) if folder else Path(__file__).parent
+    at = Path(folder) if folder else BUILT
     return sorted([*at.glob("*.fatbin"), *at.glob("*.cubin")])
 
 
@@ -99,7 +99,7 @@ class Device:
             raise KernelError(f"there is no GPU {self.number}: this process sees {count}")
         files = image_files()
         if not files:
-            raise KernelError("this build has no CUDA kernels: nvcc was not found when it was made")
+            raise KernelError("this build has no CUDA kernels: install with -C cmake.define.HYBRIDKERN_CUDA=ON")
         device = cuda.Device(self.number)
         self.name = device.name()
         self._context = device.retain_primary_context()

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from hybridkern.errors import KernelError, OutOfMemoryError
+from hybridkern.kernels import _cpu
 
 from .launches import Launch, home_of
 
 _OUT_OF_MEMORY = 2
 _LIBRARY = "libhk_cuda_driver.so"
+# What CMake built: in an editable installation it lies beside the extension module, not beside this file.
+BUILT = Path(_cpu.__file__).with_name("cuda")
 
 
 class _Launch(c.Structure):
@@ -34,11 +37,13 @@ class _Launch(c.Structure):
 
 @cache
 def _library() -> Any:
-    path = Path(os.environ.get("HYBRIDKERN_CUDA_DRIVER") or Path(__file__).with_name(_LIBRARY))
+    path = Path(os.environ.get("HYBRIDKERN_CUDA_DRIVER") or BUILT / _LIBRARY)
     try:
         library = c.CDLL(str(path))
     except OSError as error:
-        raise KernelError(f"this build has no CUDA driver shim: {error}") from error
+        raise KernelError(
+            f"this build has no CUDA driver shim: install with -C cmake.define.HYBRIDKERN_CUDA=ON ({error})"
+        ) from error
     library.hk_cuda_error.restype = c.c_char_p
     return library
 

@@ -8,9 +8,9 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
-from formats import error
+from cuda_device import Gpu
+from cuda_formats import error
 from gguf.quants import dequantize, quantize
-from gpu import Gpu
 
 from hybridkern.kernels.cuda import launches
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from formats import FORMATS, QUANTISED, as_seen, error, quantised, upload
-from gpu import Gpu
+from cuda_device import Gpu
+from cuda_formats import FORMATS, QUANTISED, as_seen, error, quantised, upload
 
 from hybridkern.kernels.cuda import launches
 from hybridkern.kernels.cuda.layout import LAYOUTS

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hybridkern.kernels.cuda.device import image_files
 from hybridkern.kernels.cuda.launches import Launch, home_of
 
 GUARD, POISON = 0xA5, 0xFF
 _GUARD_BYTES = 4096
-IMAGES = os.environ.get("HYBRIDKERN_CUDA_IMAGES")
-
-
-def images() -> list[Path]:
-    """The compiled kernel files: of the installed package, or of the folder HYBRIDKERN_CUDA_IMAGES."""
-    import hybridkern.kernels.cuda as package
-
-    folder = Path(IMAGES) if IMAGES else Path(package.__file__).parent
-    return sorted([*folder.glob("*.fatbin"), *folder.glob("*.cubin")])
 
 
 def why_not() -> str | None:
@@ -36,7 +26,7 @@ def why_not() -> str | None:
         return "pycuda is not installed"
     except Exception as error:
         return f"no usable NVIDIA GPU: {error}"
-    return None if images() else "no compiled CUDA kernels"
+    return None if image_files() else "no compiled CUDA kernels: build with -C cmake.define.HYBRIDKERN_CUDA=ON"
 
 
 class Gpu:
@@ -50,7 +40,7 @@ class Gpu:
         self.context = cuda.Device(0).retain_primary_context()
         self.context.push()
         self.processors = cuda.Device(0).get_attribute(cuda.device_attribute.MULTIPROCESSOR_COUNT)
-        self._modules = {p.stem: cuda.module_from_buffer(p.read_bytes()) for p in images()}
+        self._modules = {p.stem: cuda.module_from_buffer(p.read_bytes()) for p in image_files()}
         self._functions: dict[str, Any] = {}
         self._memory: list[tuple[Any, int]] = []
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from formats import FORMATS, error, upload
-from gpu import Gpu
+from cuda_device import Gpu
+from cuda_formats import FORMATS, error, upload
 
 from hybridkern.kernels.cuda import launches
 

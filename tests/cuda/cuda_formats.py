@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from gpu import Gpu
+from cuda_device import Gpu
 from random_weights import random_matrix
 
 from hybridkern.kernels.cuda import launches
