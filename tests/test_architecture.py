@@ -14,7 +14,7 @@ PACKAGE = ROOT / "src" / "hybridkern"
 RANK = {"cli": 3, "runtime": 2, "plan": 1, "model": 1, "text": 1, "gguf": 0, "kernels": 0}
 BESIDE = {"plan": {"model"}, "gguf": {"kernels"}}  # gguf: the guard against SIGBUS is C, in the extension module
 # Public faces, which any room may be behind: they import lazily or only the errors.
-FACES = {"__init__.py", "errors.py", "quants.py"}
+FACES = {"__init__.py", "__main__.py", "errors.py", "quants.py"}
 # Files that are longer than the aim, each with its reason.
 LONG: dict[str, str] = {}
 PYTHON_LINES, KERNEL_LINES = 300, 350

@@ -11,6 +11,7 @@ Everything public is named here; the modules behind the names are imported when 
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
@@ -26,6 +27,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from . import kernels, quants
     from .runtime.model_api import Model, load
     from .runtime.piece import Piece
     from .runtime.session import Session
@@ -46,7 +48,9 @@ __all__ = [
     "Session",
     "TokenizerError",
     "__version__",
+    "kernels",
     "load",
+    "quants",
 ]
 
 _HOMES = {
@@ -55,6 +59,7 @@ _HOMES = {
     "Piece": "hybridkern.runtime.piece",
     "Session": "hybridkern.runtime.session",
 }
+_MODULES = ("kernels", "quants")
 
 
 def __getattr__(name: str) -> Any:
@@ -63,9 +68,9 @@ def __getattr__(name: str) -> Any:
 
         value: Any = version("hybridkern")
     elif name in _HOMES:
-        from importlib import import_module
-
         value = getattr(import_module(_HOMES[name]), name)
+    elif name in _MODULES:
+        value = import_module(f"hybridkern.{name}")
     else:
         raise AttributeError(f"module 'hybridkern' has no attribute {name!r}")
     globals()[name] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,9 +23,12 @@ def dequantize(data: Any, type: str, shape: Sequence[int]) -> npt.NDArray[np.flo
     from hybridkern.kernels import direct
     from hybridkern.kernels.cpu.selection import chosen_name, table_named
 
-    dims = tuple(int(n) for n in shape)
+    try:
+        dims = tuple(operator.index(n) for n in shape)
+    except TypeError:
+        dims = ()
     if not dims or any(n < 0 for n in dims):
-        raise KernelError(f"shape {tuple(shape)} is not the shape of a tensor")
+        raise KernelError(f"shape {shape!r} is not the shape of a tensor")
     index, block, _ = direct.format_of(type)
     if math.prod(dims) == 0:
         raise KernelError(f"{type} of shape {dims} has no elements")

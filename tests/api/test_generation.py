@@ -200,6 +200,13 @@ def test_description_and_repr(model):
     assert "llama.gguf" in repr(model)
 
 
+def test_what_is_no_text_and_no_rows(model):
+    with pytest.raises(hk.ArgumentError, match="text is 3"):
+        model.tokenize(3)
+    with pytest.raises(hk.ArgumentError, match="rows = -1"):
+        model.logits([1, 70], rows=-1)
+
+
 def test_pieces_are_strings():
     piece = hk.Piece("text", 7, -0.5, "stop")
     assert piece == "text"

@@ -46,6 +46,8 @@ from hybridkern.cli.values import unescape
         (["--lora", "a.gguf"], "adapters"),
         (["--no-such-flag"], "--no-such-flag"),
         (["--temper", "1"], "--temper"),
+        (["-no-such"], "unrecognized arguments: -no-such"),
+        (["-seq", "1"], "unrecognized arguments: -seq"),
     ],
 )
 def test_what_cannot_be_used_ends_with_status_2(command, tiny_path, words, named):
@@ -93,6 +95,17 @@ def test_flags_without_effect_on_one_device(command, tiny_path):
     assert "-ot exps=CPU: everything runs on the CPU" in err
     assert "-ngl 0: everything runs on the CPU" in err
     assert "-fa: attention is always fused" in err
+
+
+def test_flash_attention_with_and_without_a_value(command, tiny_path):
+    for words in (["-fa"], ["-fa", "-n", "1"], ["-fa", "off"]):
+        status, _, err = command("generate", "-m", tiny_path, "-p", "x", "--dry-run", *words)
+        assert status == 0
+        assert "-fa: attention is always fused" in err
+
+
+def test_a_number_may_follow_its_flag_at_once(command, tiny_path):
+    assert command("generate", "-m", tiny_path, "-p", "x", "-n1", "-c64", "--temp", "0")[0] == 0
 
 
 def test_a_missing_file(command):

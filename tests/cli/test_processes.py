@@ -76,6 +76,11 @@ def test_interrupt(long_model, tmp_path, during):
     assert took < 0.2 + 0.8 * (os.getloadavg()[0] > os.cpu_count()), f"{took:.2f} s"
 
 
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "hybridkern"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: hybridkern ")
+
+
 def test_json(long_model):
     process = start("-m", long_model, "-p", "hello", "-n", "3", "--ignore-eos", "--json", "--temp", "0", "-t", "1")
     out, _ = process.communicate(timeout=START_SECONDS)

@@ -18,6 +18,18 @@ from hybridkern.quants import dequantize
 RNG = np.random.default_rng(4)
 
 
+def test_both_are_there_with_the_package():
+    code = "import hybridkern as hk; print(hk.kernels.active(), hk.quants.dequantize.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [kernels.active(), "dequantize"]
+
+
+@pytest.mark.parametrize("shape", [64, (), (2, -32), (2, 32.0), None])
+def test_what_is_no_shape(shape):
+    with pytest.raises(KernelError, match="shape"):
+        dequantize(bytes(36), "Q4_0", shape)
+
+
 @pytest.mark.parametrize(("kind", "cols"), [("F32", 70), ("F16", 64), ("Q8_0", 96), ("Q4_0", 576), ("Q5_1", 32)])
 def test_products(kind, cols):
     raw = quantize(RNG.standard_normal((37, cols)).astype(np.float32), gguf.GGMLQuantizationType[kind])

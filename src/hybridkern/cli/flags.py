@@ -45,9 +45,16 @@ class Parser(argparse.ArgumentParser):
                 out.append(f"{flag}={words[i + 1]}")
                 i += 2
             else:
+                if self._runs_into_letters(words[i]):
+                    self.error(f"unrecognized arguments: {words[i]}")
                 out.append(words[i])
                 i += 1
         return out
+
+    def _runs_into_letters(self, word: str) -> bool:
+        """An unknown flag such as -np, which argparse would read as `-n p`; -n64 stays what it is."""
+        known = self._option_string_actions
+        return word[:2] in known and word[2:3].isalpha() and word.partition("=")[0] not in known
 
     def error(self, message: str) -> Any:
         """One line, and exit status 2."""

@@ -110,7 +110,7 @@ def generation_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _continue(args: argparse.Namespace, model: Model, prompt: str, clock: Clock) -> int:
-    ids = model.tokenize(prompt, special=True)
+    ids = model.prompt_ids(prompt)
     pieces = model.generate(ids, **generation_arguments(args))
     if args.show_prompt and not args.json:
         write(prompt)

@@ -1,7 +1,7 @@
 """Flags of llama.cpp's programs that have no work here: each is accepted with a note, or refused with a reason.
 
-No flag is ignored in silence. A flag with a value of its own takes exactly one. `TABLE` is the whole list; the flags
-that do something here are in `flags.py`.
+No flag is ignored in silence. A flag with a value of its own takes one; -fa may go without. `TABLE` is the whole list;
+the flags that do something here are in `flags.py`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,16 @@ class Known:
     fine: bool
     answer: str
     harmless: tuple[str, ...] = ()
+    optional: bool = False  # the value may be left out
 
 
 def _note(names: str, answer: str, values: int = 0) -> Known:
     return Known(tuple(names.split()), values, True, answer)
+
+
+def _bare(names: str, answer: str) -> Known:
+    """A note for a flag that was a switch once and takes a value today."""
+    return Known(tuple(names.split()), 1, True, answer, optional=True)
 
 
 def _refuse(names: str, answer: str, values: int = 1, harmless: str = "") -> Known:
@@ -39,7 +45,7 @@ TABLE: tuple[Known, ...] = (
     _refuse("-ngl --gpu-layers --n-gpu-layers", NO_GPU, harmless="0 auto"),
     _refuse("-dev --device", NO_GPU, harmless="none cpu CPU"),
     _refuse("-ngld --gpu-layers-draft --n-gpu-layers-draft", "speculative decoding is not in this version"),
-    _note("-fa --flash-attn", "attention is always fused; there is no other kind here", 1),
+    _bare("-fa --flash-attn", "attention is always fused; there is no other kind here"),
     _note("-nkvo --no-kv-offload", "the KV cache is always in main memory in this version"),
     _note("-kvo --kv-offload", "the KV cache is always in main memory in this version"),
     _note("-ncmoe --n-cpu-moe", _CPU, 1),
@@ -53,6 +59,9 @@ TABLE: tuple[Known, ...] = (
     _note("--no-op-offload", _CPU),
     _refuse("--rpc", "running on other machines is not supported"),
     _refuse("-md --model-draft", "speculative decoding is not in this version"),
+    _note("-np --parallel", "one command writes one text", 1),
+    _note("-cb --cont-batching -nocb --no-cont-batching", "one command writes one text"),
+    _note("-kvu --kv-unified", "the KV cache is always one pool of pages"),
     _note("-nr --no-repack", "weights are always repacked for the CPU's kernels"),
     _note("--no-host", _CPU),
     # memory and threads
@@ -64,6 +73,11 @@ TABLE: tuple[Known, ...] = (
     _note("--cpu-strict", "the threads follow the affinity mask", 1),
     _note("--prio", "priorities are left to nice", 1),
     _note("--poll", "waiting threads choose between polling and sleeping by themselves", 1),
+    _refuse("-Cb --cpu-mask-batch", "use taskset to choose CPUs; the threads follow the affinity mask"),
+    _refuse("-Crb --cpu-range-batch", "use taskset to choose CPUs; the threads follow the affinity mask"),
+    _note("--cpu-strict-batch", "the threads follow the affinity mask", 1),
+    _note("--prio-batch", "priorities are left to nice", 1),
+    _note("--poll-batch", "waiting threads choose between polling and sleeping by themselves", 1),
     _refuse("-dt --defrag-thold", "the KV cache is paged: nothing to defragment"),
     _note("--swa-full", "sliding-window blocks always keep their whole cache"),
     _note("--check-tensors-off --no-check-tensors", "that is the default"),
@@ -78,7 +92,7 @@ TABLE: tuple[Known, ...] = (
     _refuse("--yarn-beta-slow", _FILE),
     _refuse("--yarn-beta-fast", _FILE),
     _refuse("--keep", "a full context ends the generation; nothing is dropped from it", harmless="0"),
-    _refuse("--context-shift", "a full context ends the generation; nothing is dropped from it", values=0),
+    _refuse("--context-shift --ctx-shift", "a full context ends the generation; nothing is dropped from it", values=0),
     _note("--no-context-shift", "that is the default"),
     _refuse("-gan --grp-attn-n", "self-extend is not supported"),
     _refuse("-gaw --grp-attn-w", "self-extend is not supported"),
@@ -92,6 +106,10 @@ TABLE: tuple[Known, ...] = (
     _refuse("--lora", "adapters are not in this version"),
     _refuse("--lora-scaled", "adapters are not in this version"),
     _refuse("--control-vector", "control vectors are not in this version"),
+    _refuse("--control-vector-scaled", "control vectors are not in this version"),
+    _refuse("--embedding --embeddings", "embeddings are not in this version", values=0),
+    _refuse("--pooling", "embeddings are not in this version"),
+    _refuse("--reranking --rerank", "embeddings are not in this version", values=0),
     _refuse("-mm --mmproj", "images and sound are not in this version"),
     # sampling
     _refuse("--samplers", "the order is fixed: bias, penalties, top-k, typical, top-p, min-p, temperature"),
@@ -103,6 +121,8 @@ TABLE: tuple[Known, ...] = (
     _refuse("--xtc-probability", "XTC sampling is not in this version", harmless="0 0.0"),
     _refuse("--dynatemp-range", "dynamic temperature is not in this version", harmless="0 0.0"),
     _refuse("--top-nsigma --top-n-sigma", "top-n-sigma sampling is not in this version", harmless="-1"),
+    _refuse("--tfs", "tail-free sampling is not in this version", harmless="1 1.0"),
+    _refuse("-bs --backend-sampling", NO_GPU, values=0),
     # terminal
     _note("--jinja", "chat templates are always rendered by jinja2"),
     _refuse("--no-jinja", "chat templates are always rendered by jinja2", values=0),
@@ -113,14 +133,21 @@ TABLE: tuple[Known, ...] = (
     _refuse("--in-prefix", "a conversation uses the chat template"),
     _refuse("--in-suffix", "a conversation uses the chat template"),
     _refuse("--prompt-cache", "saving sessions to disk is not in this version"),
+    _refuse("--prompt-cache-all --prompt-cache-ro", "saving sessions to disk is not in this version", values=0),
+    _refuse("--reasoning-format", "thoughts are shown as the model writes them", harmless="none"),
+    _refuse("--reasoning-budget", "thoughts are shown as the model writes them", harmless="-1"),
+    _note("--verbose-prompt", "`hybridkern tokenize` shows the tokens of a text"),
     _note("--no-escape", "that is the default"),
     _note("-co --color", "the output has no colours"),
     _note("--simple-io", "the output is always simple"),
+    _note("--perf", "timings always go to standard error"),
     _note("--no-perf", "timings go to standard error and cost nothing"),
     _note("--no-warmup", "there is no warm-up run"),
     _note("--warmup", "there is no warm-up run"),
     _note("--log-disable", "there is no log; redirect standard error to silence notes"),
     _note("-lv --verbosity --log-verbosity", "use --verbose", 1),
+    _note("--log-colors", "the output has no colours", 1),
+    _note("--log-prefix --log-timestamps --offline", "no effect here"),
     _refuse("--log-file", "redirect standard error"),
 )
 
@@ -129,9 +156,8 @@ def add_known(parser: argparse.ArgumentParser) -> None:
     """Let `parser` accept every flag of the table; they do not show in its help."""
     parser.set_defaults(notes=None)
     for known in TABLE:
-        parser.add_argument(
-            *known.names, nargs=None if known.values else 0, action=_Answer, known=known, help=argparse.SUPPRESS
-        )
+        nargs = "?" if known.optional else None if known.values else 0
+        parser.add_argument(*known.names, nargs=nargs, action=_Answer, known=known, help=argparse.SUPPRESS)
     parser.add_argument("-ot", "--override-tensor", action=_OverrideTensor, help=argparse.SUPPRESS)
 
 

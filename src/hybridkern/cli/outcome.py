@@ -39,7 +39,7 @@ def carry_out(run: Callable[[argparse.Namespace], int], args: argparse.Namespace
         return 0
     except HybridKernError as error:
         return _failed(args, error, 2 if isinstance(error, ArgumentError) else 1)
-    except OSError as error:
+    except (OSError, MemoryError, Warning) as error:  # a warning: PYTHONWARNINGS=error makes errors of them
         return _failed(args, error, 1)
 
 

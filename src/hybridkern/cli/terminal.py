@@ -23,10 +23,29 @@ def write(text: str) -> None:
 
 
 def prepare_streams() -> None:
-    """Never die of a character that the terminal cannot show."""
+    """Never die of a character that the terminal cannot show, nor of a stream that is closed (`>&-`).
+
+    A closed stream becomes the null device. It takes its old number, so that no file that is opened later does, and
+    what is written to the stream ends up in it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            _occupy(number)
+            setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _occupy(number: int) -> None:
+    """Open the null device as file `number` if nothing is open there."""
+    try:
+        os.fstat(number)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        if nowhere != number:
+            os.dup2(nowhere, number)
+            os.close(nowhere)
 
 
 def silence_stdout() -> None:

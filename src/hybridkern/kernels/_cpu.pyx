@@ -209,3 +209,6 @@ def guard_faulted(int slot) -> bool:
 
 
 include "_cpu_tape.pxi"
+include "_cpu_program.pxi"
+include "_cpu_decode.pxi"
+include "_cpu_turn.pxi"

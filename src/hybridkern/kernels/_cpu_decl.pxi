@@ -51,6 +51,7 @@ cdef extern from "runtime/hk_sigbus.h" nogil:
     int hk_guard_add(void *base, size_t len)
     void hk_guard_remove(int slot)
     int hk_guard_faulted(int slot)
+    int hk_guard_any_faulted()
 
 cdef extern from "runtime/hk_pool.h" nogil:
     enum:

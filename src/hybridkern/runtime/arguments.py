@@ -9,8 +9,11 @@ from typing import Any
 
 from hybridkern.errors import ArgumentError
 
+from .threads import MAX_THREADS
+
 KV_TYPES = ("f16", "q8_0", "q4_0", "f32")
 DEFAULT_CONTEXT = 8192
+MAX_BATCH = 1 << 24
 _MAX = 2**31 - 1
 
 
@@ -47,10 +50,10 @@ class LoadOptions:
             named["n_ctx"] = count("n_ctx", named["n_ctx"], 2)
         for name in ("threads", "threads_batch"):
             if named[name] is not None:
-                named[name] = count(name, named[name], 1, 4096)
-        named["n_batch"] = count("n_batch", named["n_batch"], 1)
+                named[name] = count(name, named[name], 1, MAX_THREADS)
+        named["n_batch"] = count("n_batch", named["n_batch"], 1, MAX_BATCH)
         if named["n_ubatch"] is not None:
-            named["n_ubatch"] = count("n_ubatch", named["n_ubatch"], 1)
+            named["n_ubatch"] = count("n_ubatch", named["n_ubatch"], 1, MAX_BATCH)
         if named["kv_type"] not in KV_TYPES:
             raise ArgumentError(f"kv_type = {named['kv_type']!r}; allowed: {', '.join(KV_TYPES)}")
         return cls(**named)
@@ -84,6 +87,8 @@ def row_indices(rows: Iterable[Any] | None, n: int) -> list[int]:
     if rows is None:
         return list(range(n))
     out = []
+    if not isinstance(rows, Iterable):
+        raise ArgumentError(f"rows = {rows!r}: a list of positions is needed, such as [-1] for the last")
     for row in rows:
         index = count("rows", row, -n, n - 1)
         out.append(index + n if index < 0 else index)

@@ -6,8 +6,6 @@ the number of threads, or on what other sequences are in it.
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -20,10 +18,12 @@ from hybridkern.kernels.cpu import CpuSet
 from hybridkern.kernels.cpu.weights import Progress
 from hybridkern.kernels.interface import Batch, Buffer, KVSpec, Recorder
 
+from .arguments import MAX_BATCH
 from .kv_cache import PAGE, KVCache
 from .slots import StepSlot
 from .stepper import Logits, Outputs, Stepper, token_array, wanted_rows
 from .threads import MAX_THREADS, default_threads, usable_cores
+from .turn import Turn
 
 DEFAULT_UBATCH = 512
 LOGITS_BYTES = 256 << 20  # of one slot, at most: steps with more outputs are divided
@@ -73,8 +73,8 @@ class Engine:
     ) -> None:
         self._closed = True  # until everything is there
         self.n_ctx = _whole("n_ctx", n_ctx, 1, 1 << 30)
-        self.n_batch = _whole("n_batch", n_batch, 1, 1 << 24)
-        ubatch = min(DEFAULT_UBATCH, self.n_batch) if n_ubatch is None else _whole("n_ubatch", n_ubatch, 1, 1 << 24)
+        self.n_batch = _whole("n_batch", n_batch, 1, MAX_BATCH)
+        ubatch = min(DEFAULT_UBATCH, self.n_batch) if n_ubatch is None else _whole("n_ubatch", n_ubatch, 1, MAX_BATCH)
         self.n_ubatch = min(ubatch, self.n_batch)
         self.threads = default_threads() if threads is None else _whole("threads", threads, 1, MAX_THREADS)
         batch = self.threads if threads_batch is None else threads_batch
@@ -115,15 +115,16 @@ class Engine:
 
     # sequences
 
-    def new_sequence(self) -> int:
-        """An empty sequence. Raises ContextError when n_seq are in use."""
+    def new_sequence(self, given: set[int] | None = None) -> int:
+        """An empty sequence; its number is added to `given` first, so that Ctrl-C loses none. Raises ContextError when
+        n_seq are in use."""
         with self._turn:
-            return self._cache.new()
+            return self._cache.new(given)
 
-    def fork(self, sequence: int) -> int:
-        """A second sequence with the same past; they share memory until one writes."""
+    def fork(self, sequence: int, given: set[int] | None = None) -> int:
+        """A second sequence with the same past; they share memory until one writes. `given`: see `new_sequence`."""
         with self._turn:
-            return self._cache.fork(sequence)
+            return self._cache.fork(sequence, given)
 
     def truncate(self, sequence: int, position: int) -> None:
         """Forget everything from `position` on."""
@@ -134,6 +135,11 @@ class Engine:
         """End a sequence."""
         with self._turn:
             self._cache.free(sequence)
+
+    def holds(self, sequence: int) -> bool:
+        """Whether there is such a sequence."""
+        with self._turn:
+            return self._cache.holds(sequence)
 
     def length(self, sequence: int) -> int:
         """Tokens that the sequence holds."""
@@ -209,6 +215,12 @@ class Engine:
             assert isinstance(slot, StepSlot)
             return int(slot.best[0]), float(slot.best_value[0]) - float(slot.best_lse[0]), bool(slot.bad[0])
 
+    def arm(self, decoding: _cpu.Decoding, sequence: int, variant: int, before: int) -> None:
+        """Let a greedy decoding go on by itself behind the tokens of `sequence`, until anything else is called here, a
+        page is full or it stands at position `before`."""
+        with self._turn as lock:
+            self._stepper.arm(decoding, lock, sequence, variant, before)
+
     def cancel(self) -> None:
         """End the call that is running, from another thread: it raises `Cancelled`."""
         if not self._closed:
@@ -238,7 +250,7 @@ class Engine:
         if self._closed:
             return
         with self._turn:
-            self._closed = True
+            self._closed = True  # and nothing is armed: the turn saw to it
             del self._stepper, self._program, self._tape, self._cache, self._set
             self._file = None
 
@@ -249,30 +261,15 @@ class Engine:
         self.close()
 
 
-_forks = [0]  # how many forks lie between the start of the program and this process
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _forks.__setitem__(0, _forks[0] + 1))
-
-
-class _Turn:
-    """One caller at a time. A child process would find the lock as a thread of its parent left it: it gets an error."""
+class _Turn(Turn):
+    """One caller at a time."""
 
     def __init__(self, engine: Engine) -> None:
+        super().__init__()
         self._engine = engine
-        self._forks = _forks[0]
-        self._lock = threading.Lock()
 
-    def __enter__(self) -> None:
-        if _forks[0] != self._forks:
-            raise HybridKernError("this model was loaded before the process forked: load it again in the child")
-        self._lock.acquire()
-        try:
-            if self._engine._closed:
-                raise HybridKernError("the engine is closed")
-            self._engine._program.resume()
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def __exit__(self, *exc: object) -> None:
-        self._lock.release()
+    def begin(self) -> None:
+        super().begin()
+        if self._engine._closed:
+            raise HybridKernError("the engine is closed")
+        self._engine._program.resume()

@@ -22,7 +22,11 @@ KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "f32": 3}
 class KVCache:
     """Sequences 0 .. n_seq - 1 over n_pages pages. kv_type: f16, q8_0, q4_0 or f32.
 
-    `table` is int32 [n_seq][max_pages]: page ids by position / 128, as a step reads them.
+    `table` is int32 [n_seq][max_pages]: page ids by position / 128, as a step reads them. `lengths`: tokens by
+    sequence; a decoding that is armed counts on in it.
+
+    Ctrl-C may end any method between two of its lines. The order of the lines is such that at worst a page stays
+    unused: a page is counted before a sequence has it, and given up only after no sequence has it.
     """
 
     def __init__(self, specs: Sequence[KVSpec], *, kv_type: str, n_ctx: int, n_seq: int, n_pages: int) -> None:
@@ -45,7 +49,7 @@ class KVCache:
         self._free = list(range(n_pages - 1, -1, -1))
         self._counts = [0] * n_pages
         self._pages: list[list[int] | None] = [None] * n_seq
-        self._lengths = [0] * n_seq
+        self.lengths = [0] * n_seq
 
     def _check(self, spec: KVSpec) -> None:
         for dim in (spec.head_dim_k, spec.head_dim_v):
@@ -61,51 +65,58 @@ class KVCache:
 
     # sequences
 
-    def new(self) -> int:
-        """An empty sequence. Raises ContextError when there are n_seq of them already."""
+    def new(self, given: set[int] | None = None) -> int:
+        """An empty sequence; its number stands in `given` before it exists. ContextError when there are n_seq."""
         for s, pages in enumerate(self._pages):
             if pages is None:
-                self._pages[s], self._lengths[s] = [], 0
+                if given is not None:
+                    given.add(s)
+                self._pages[s], self.lengths[s] = [], 0
                 return s
         raise ContextError(f"all {self.n_seq} sequences of the cache are in use: free one (n_seq)")
 
-    def fork(self, sequence: int) -> int:
+    def fork(self, sequence: int, given: set[int] | None = None) -> int:
         """A second sequence with the same past, sharing its pages."""
         pages = self._of(sequence)
-        s = self.new()
-        self._pages[s], self._lengths[s] = list(pages), self._lengths[sequence]
+        s = self.new(given)
         for p in pages:
             self._counts[p] += 1
         self.table[s, : len(pages)] = pages
+        self._pages[s], self.lengths[s] = list(pages), self.lengths[sequence]
         return s
 
     def truncate(self, sequence: int, position: int) -> None:
         """Forget everything from `position` on."""
         pages = self._of(sequence)
-        if not 0 <= position <= self._lengths[sequence]:
-            raise ArgumentError(f"cannot cut a sequence of {self._lengths[sequence]} tokens at position {position}")
+        if not 0 <= position <= self.lengths[sequence]:
+            raise ArgumentError(f"cannot cut a sequence of {self.lengths[sequence]} tokens at position {position}")
         keep = -(-position // PAGE)
-        for p in pages[keep:]:
-            self._drop(p)
+        dropped = pages[keep:]
+        self.lengths[sequence] = position
         del pages[keep:]
-        self._lengths[sequence] = position
+        for p in dropped:
+            self._drop(p)
 
     def free(self, sequence: int) -> None:
         """End a sequence."""
         self.truncate(sequence, 0)
         self._pages[sequence] = None
 
+    def holds(self, sequence: int) -> bool:
+        """Whether there is such a sequence."""
+        return self._pages[sequence] is not None
+
     def length(self, sequence: int) -> int:
         """Tokens of a sequence."""
         self._of(sequence)
-        return self._lengths[sequence]
+        return self.lengths[sequence]
 
     def reserve(self, sequence: int, n: int) -> int:
         """Make room for n more tokens, with pages that no other sequence shares; returns the length so far.
 
         Nothing changes when it raises ContextError.
         """
-        pages, length = self._of(sequence), self._lengths[sequence]
+        pages, length = self._of(sequence), self.lengths[sequence]
         if length + n > self.n_ctx:
             raise ContextError(
                 f"the sequence holds {length} tokens and {n} more were asked for, but the context holds "
@@ -126,11 +137,11 @@ class KVCache:
 
     def advance(self, sequence: int, n: int) -> None:
         """Count n tokens that a step has written."""
-        self._lengths[sequence] += n
+        self.lengths[sequence] += n
 
     def give_back(self, sequence: int) -> None:
         """Drop pages beyond the length, after a step that did not happen."""
-        self.truncate(sequence, self._lengths[sequence])
+        self.truncate(sequence, self.lengths[sequence])
 
     @property
     def free_pages(self) -> int:
@@ -160,15 +171,15 @@ class KVCache:
             self._free.append(page)
 
     def _append(self, sequence: int) -> None:
-        pages = self._of(sequence)
-        pages.append(self._take())
-        self.table[sequence, len(pages) - 1] = pages[-1]
+        pages, made = self._of(sequence), self._take()
+        self.table[sequence, len(pages)] = made
+        pages.append(made)
 
     def _copy_on_write(self, sequence: int, index: int) -> None:
         pages = self._of(sequence)
         old = pages[index]
         made = self._take()
         self._bytes[made] = self._bytes[old]
-        self._drop(old)
-        pages[index] = made
         self.table[sequence, index] = made
+        pages[index] = made
+        self._drop(old)

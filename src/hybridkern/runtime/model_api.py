@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import warnings
-from collections import deque
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from .engine import Engine
 from .generation import Request, generate
 from .locate import locate
 from .session import Session
+from .turn import Turn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,7 +117,9 @@ class Model:
             progress=progress,
         )
         self.turn = _Turn(self)
-        self.orphans: deque[int] = deque()
+        self.sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self.given: set[int] = set()  # sequences that sessions have or had
+        self.untidy = False  # some of them may have none any more
         self._templates: dict[str | None, ChatTemplate] = {}
         self.closed = False
 
@@ -125,6 +127,8 @@ class Model:
 
     def tokenize(self, text: str, special: bool = False, bos: bool | None = None) -> list[int]:
         """Token ids of `text`. special: control tokens in the text count as such; bos: None is what the file says."""
+        if not isinstance(text, str):
+            raise ArgumentError(f"text is {text!r}: it must be a str")
         return self.vocabulary.encode(text, special=special, bos=bos)
 
     def detokenize(self, ids: Iterable[int]) -> str:
@@ -175,7 +179,7 @@ class Model:
 
         Arguments are checked at once; computing begins with the first piece. Leaving the loop early frees the sequence.
         """
-        return self._alone(Request.of(self, self.prompt_ids(prompt), **options))
+        return generate(self, Request.of(self, self.prompt_ids(prompt), **options))
 
     def chat(self, messages: Sequence[Any], **options: Any) -> Iterator[Piece]:
         """Pieces of the answer to `messages`, a list of {"role": ..., "content": ...}.
@@ -184,17 +188,19 @@ class Model:
         (a dict that the template sees, such as {"enable_thinking": False}).
         """
         ids, options = self.chat_ids(messages, options)
-        return self._alone(Request.of(self, ids, **options))
-
-    def _alone(self, request: Request) -> Iterator[Piece]:
-        """Generation on a sequence of its own."""
-        with self.session() as session:
-            yield from generate(session, request)
+        return generate(self, Request.of(self, ids, **options))
 
     def session(self) -> Session:
         """A sequence that stays: what it is asked next reuses the prefix that it shares with what it has."""
+        self.turn.sweep()  # of what Ctrl-C kept a session from giving back
         with self.turn:
-            return Session(self, self.engine.new_sequence())
+            return self.own(self.engine.new_sequence(self.given))
+
+    def own(self, sequence: int, ids: Iterable[int] = (), variant: int = 0) -> Session:
+        """A session that owns `sequence`. The caller has the turn."""
+        session = Session(self, sequence, ids, variant)
+        self.sessions.add(session)
+        return session
 
     def check_file(self) -> None:
         """Raise GGUFError where results cannot be trusted: what a mapped file lost meanwhile reads as zeros."""
@@ -203,9 +209,9 @@ class Model:
 
     # ownership
 
-    def release(self, sequence: int) -> None:
-        """Free a sequence, now or after the call under way. Finalisers come here, from any thread and at any time."""
-        self.orphans.append(sequence)
+    def release(self) -> None:
+        """Free what no session owns, now or after the call under way. Finalisers come here, from any thread."""
+        self.untidy = True
         self.turn.sweep()
 
     def describe(self) -> str:
@@ -231,38 +237,37 @@ class Model:
         return f"<hybridkern.Model {os.path.basename(self.file.path)!r}, {self.config.architecture.name}, {state}>"
 
 
-class _Turn:
+class _Turn(Turn):
     """One caller at a time works with the engine; whoever ends a turn frees the sequences that were given up during it.
 
-    A plain lock, not a re-entrant one: a finaliser may run in the middle of a call of its own thread, and must then
-    leave its sequence for later.
+    A finaliser may run in the middle of a call of its own thread, and must then leave its sequence for later.
     """
 
     def __init__(self, model: Model) -> None:
+        super().__init__()
         self._model = model
-        self._lock = threading.Lock()
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
+    def begin(self) -> None:
+        super().begin()
         if self._model.closed:
-            self._lock.release()
             raise HybridKernError("the model is closed")
 
-    def __exit__(self, *exc: object) -> None:
-        self._lock.release()
-        if self._model.orphans:
+    def end(self) -> None:
+        if self._model.untidy:
             self.sweep()
 
     def sweep(self) -> None:
-        """Free what can be freed without waiting."""
+        """Free the sequences that no session owns, if that is possible without waiting."""
+        self.attempt(self._free_orphans)
+
+    def _free_orphans(self) -> None:
+        # By comparison, not by a list of what was given up: Ctrl-C may come between any two lines of a `close`.
         model = self._model
-        while model.orphans and self._lock.acquire(blocking=False):
-            try:
-                while model.orphans:
-                    sequence = model.orphans.popleft()
-                    if not model.closed:
-                        model.engine.free(sequence)
-            except IndexError:  # another thread was quicker
-                pass
-            finally:
-                self._lock.release()
+        model.untidy = False
+        if model.closed or self._inherited:
+            return
+        owned = {session.sequence for session in list(model.sessions)}
+        for sequence in model.given - owned:
+            if model.engine.holds(sequence):
+                model.engine.free(sequence)
+            model.given.discard(sequence)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from hybridkern.errors import ArgumentError, ContextError, HybridKernError
+from hybridkern.kernels import _cpu
 
 from .arguments import row_indices, token_ids
 from .generation import Request, generate
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from .piece import Piece
 
 T = TypeVar("T")
+# A step notices at once when it touches a page that a mapped file has lost; only the size tells that the file was cut
+# within its last page. Asking for it after every token would be half of a token's Python.
+FILE_CHECK_SECONDS = 0.25
 
 
 class Session:
@@ -34,16 +38,20 @@ class Session:
         self._variant = variant  # which rotary table the cache was written with, see `LoadedModel.long_after`
         self._torn = False  # a call did not return: the cache may hold more or less than `ids` say
         self._asked = 0
+        check = model.file.check_intact if model.file.mmap else None
+        self._decoding = _cpu.Decoding(model.turn.lock, self.ids, check, FILE_CHECK_SECONDS)
+        #: Appends a token and gives (likeliest next token, its log-probability), or None: use `advance_greedy` then.
+        self.next_greedy = self._decoding.step
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Piece]:
         """Pieces of text that continue `prompt`, the whole text so far. Options: see `Model.generate`."""
         request = Request.of(self.model, self.model.prompt_ids(prompt), **options)
-        return generate(self, request)
+        return generate(self.model, request, self)
 
     def chat(self, messages: Sequence[Any], **options: Any) -> Iterator[Piece]:
         """Pieces of the answer to `messages`, the whole conversation so far. Options: see `Model.chat`."""
         ids, options = self.model.chat_ids(messages, options)
-        return generate(self, Request.of(self.model, ids, **options))
+        return generate(self.model, Request.of(self.model, ids, **options), self)
 
     def logits(self, ids: Sequence[int], rows: Iterable[int] | None = None) -> np.ndarray:
         """Logits behind the tokens `ids`, the whole sequence: float32 [rows][n_vocab]; rows: which positions."""
@@ -68,13 +76,19 @@ class Session:
         model = self.model
         with model.turn:
             self._mend()
-            return Session(model, model.engine.fork(self._open()), self.ids, self._variant)
+            return model.own(model.engine.fork(self._open(), model.given), self.ids, self._variant)
 
     def close(self) -> None:
         """Give the sequence back. Pieces still expected from it raise an error."""
-        sequence, self._sequence = self._sequence, None
-        if sequence is not None:
-            self.model.release(sequence)
+        if self._sequence is not None:
+            self._decoding.disarm()
+            self._sequence = None
+            self.model.release()
+
+    @property
+    def sequence(self) -> int | None:
+        """The engine's number of the sequence, None once closed."""
+        return self._sequence
 
     def __enter__(self) -> Session:
         return self
@@ -92,6 +106,7 @@ class Session:
         """Begin something new; what was under way here before finds out by `check`."""
         self._open()
         self._asked += 1
+        self._decoding.disarm()
         return self._asked
 
     def check(self, asked: int) -> None:
@@ -118,9 +133,18 @@ class Session:
 
     def advance_greedy(self, tokens: list[int]) -> tuple[int, float]:
         """Append tokens; the likeliest next one and its log-probability."""
-        return self._append(tokens, lambda s, t, at: self.model.engine.greedy(s, t, variant=self._variant), None)
+        return self._append(
+            tokens, lambda s, t, at: self.model.engine.greedy(s, t, variant=self._variant), None, arm=True
+        )
 
-    def _append(self, tokens: list[int], call: Callable[[int, list[int], Any], T], rows: list[int] | None) -> T:
+    def check_file(self) -> None:
+        """Raise GGUFError where what `next_greedy` gave cannot be trusted: it looks at the file only now and then."""
+        with self.model.turn:
+            self.model.check_file()
+
+    def _append(
+        self, tokens: list[int], call: Callable[[int, list[int], Any], T], rows: list[int] | None, arm: bool = False
+    ) -> T:
         with self.model.turn:
             sequence = self._open()
             self._mend()
@@ -135,7 +159,15 @@ class Session:
             self.model.check_file()
             self.ids += tokens
             self._torn = False
+            if arm:
+                self._arm(sequence)
             return result
+
+    def _arm(self, sequence: int) -> None:
+        """Let `next_greedy` go on from here, up to where the rotary table changes."""
+        model = self.model
+        before = model.n_ctx if model.long_after is None or self._variant else model.long_after
+        model.engine.arm(self._decoding, sequence, self._variant, before)
 
     def _mend(self, keep: int | None = None) -> None:
         """Make the cache hold `ids`, or their first `keep`."""

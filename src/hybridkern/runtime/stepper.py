@@ -15,7 +15,7 @@ from hybridkern.errors import ArgumentError, ContextError
 from hybridkern.kernels import _cpu
 from hybridkern.kernels.interface import Batch
 
-from .kv_cache import KVCache
+from .kv_cache import PAGE, KVCache
 from .slots import StepSlot
 
 Ids = npt.NDArray[np.int32]
@@ -97,6 +97,20 @@ class Stepper:
         except BaseException:
             cache.give_back(sequence)
             raise
+
+    def arm(self, decoding: _cpu.Decoding, lock: _cpu.Lock, sequence: int, variant: int, before: int) -> None:
+        """Let `decoding` repeat the step of one token in the page that the sequence has begun to fill."""
+        length = self.cache.length(sequence)
+        decoding.arm(
+            self.program,
+            self._slot().native,
+            lock,
+            self.cache.lengths,
+            sequence=sequence,
+            variant=variant,
+            limit=min(before, self.cache.n_ctx, -(-length // PAGE) * PAGE),
+            threads=self.threads,
+        )
 
     def step(self, batch: Batch) -> Logits:
         """One step as it is described: float32 [outputs][n_vocab], a view of the slot."""

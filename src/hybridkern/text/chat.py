@@ -96,8 +96,8 @@ class ChatTemplate:
         source = source if source is not None else vocabulary.chat_template
         if source is None:
             raise TokenizerError(
-                "the file holds no chat template (tokenizer.chat_template): pass one with --chat-template, "
-                "or give a plain prompt"
+                "the file holds no chat template (tokenizer.chat_template), as base models do not: give a plain "
+                "prompt, or pass a template (--chat-template, in Python template=)"
             )
         return cls(source, vocabulary)
 

@@ -22,22 +22,38 @@ class Detokenizer:
 
     def __init__(self, vocabulary: Vocabulary, *, skip_special: bool = True, previous: int | None = None) -> None:
         self._pieces = vocabulary.pieces(skip_special)
+        self._texts = vocabulary.texts(skip_special)
         self._special = vocabulary.special_ids
         self._strips = vocabulary.add_space_prefix
         self._after_special = self._strips and (previous is None or previous in self._special)
-        self._decode = _utf8_decoder("replace").decode
+        self._decoder = _utf8_decoder("replace")
+        self._unfinished = False  # the decoder holds the beginning of a character
 
     def push(self, token: int) -> str:
         """The text that this token completes; "" while a character is unfinished."""
-        piece = self._pieces[token]
         if self._strips:
             if token in self._special:
                 self._after_special = True
             elif self._after_special:
-                piece = piece.removeprefix(b" ")
                 self._after_special = False
-        return self._decode(piece)
+                return self._push_bytes(self._pieces[token].removeprefix(b" "))
+        if self._unfinished:
+            return self._push_bytes(self._pieces[token])
+        text = self._texts[token]
+        if text is None:
+            piece = self._pieces[token]
+            try:
+                text = self._texts[token] = piece.decode()
+            except UnicodeDecodeError:
+                return self._push_bytes(piece)
+        return text
+
+    def _push_bytes(self, piece: bytes) -> str:
+        text = self._decoder.decode(piece)
+        self._unfinished = self._decoder.getstate()[0] != b""
+        return text
 
     def flush(self) -> str:
         """What is still held, at the end of the generation. The detokeniser can then be used again."""
-        return self._decode(b"", True)
+        self._unfinished = False
+        return self._decoder.decode(b"", True)

@@ -66,7 +66,7 @@ def mirostat_k(logits: np.ndarray, mu: float, n_vocab: int) -> int:
     epsilon = s - 1.0
     if abs(epsilon) < 1e-6:  # the limit of the formula below
         log_k = (mu * LN2 - np.log(np.log(n_vocab))) / s if s > 0 else np.inf
-    elif s <= 0:
+    elif s < 1e-9:  # all alike, as at a temperature without end
         log_k = np.inf
     else:
         log_k = (np.log(abs(epsilon)) + mu * LN2 - np.log(abs(1.0 - float(n_vocab) ** -epsilon))) / s

@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from hybridkern.errors import ArgumentError
 
 _SEEDS = 1 << 64
+_LARGE = 1e9  # no logit comes near it, and what is computed with it overflows nowhere
 
 
 @dataclass(frozen=True)
@@ -54,22 +55,30 @@ class SamplingParams:
         _real("min_p", self.min_p, 0.0, 1.0)
         _real("typical_p", self.typical_p, 0.0, 1.0)
         _real("repeat_penalty", self.repeat_penalty, 0.0, above=True)
+        _real("repeat_penalty", self.repeat_penalty, 1 / _LARGE, _LARGE)
         _whole("repeat_last_n", self.repeat_last_n, -1)
-        _real("presence_penalty", self.presence_penalty)
-        _real("frequency_penalty", self.frequency_penalty)
+        _real("presence_penalty", self.presence_penalty, -_LARGE, _LARGE)
+        _real("frequency_penalty", self.frequency_penalty, -_LARGE, _LARGE)
         _whole("mirostat", self.mirostat, 0, 2)
-        _real("mirostat_tau", self.mirostat_tau, 0.0)
-        _real("mirostat_eta", self.mirostat_eta, 0.0)
+        _real("mirostat_tau", self.mirostat_tau, 0.0, _LARGE)
+        _real("mirostat_eta", self.mirostat_eta, 0.0, _LARGE)
         if self.seed is not None:
             _whole("seed", self.seed, 0, _SEEDS - 1)
         if not isinstance(self.logit_bias, Mapping):
             raise ArgumentError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r}")
         for token, bias in self.logit_bias.items():
             _whole("logit_bias: token id", token, 0)
-            if not (isinstance(bias, Real) and (math.isfinite(bias) or bias == -math.inf)):
+            if not (isinstance(bias, Real) and (abs(bias) <= _LARGE or bias == -math.inf)):
                 raise ArgumentError(
-                    f"logit_bias[{token}] is {bias!r}: it must be a number, or -inf to forbid the token"
+                    f"logit_bias[{token}] is {bias!r}: it must be a number from {-_LARGE:g} to {_LARGE:g}, or -inf to "
+                    "forbid the token"
                 )
+
+    def check_vocabulary(self, n_vocab: int) -> None:
+        """ArgumentError where a token is named that a vocabulary of `n_vocab` tokens has not."""
+        for token in self.logit_bias:
+            if token >= n_vocab:
+                raise ArgumentError(f"logit_bias: token id {token} is outside the vocabulary of {n_vocab} tokens")
 
     @property
     def greedy(self) -> bool:

@@ -30,9 +30,7 @@ class Sampler:
     """
 
     def __init__(self, params: SamplingParams, n_vocab: int) -> None:
-        outside = [token for token in params.logit_bias if token >= n_vocab]
-        if outside:
-            raise ArgumentError(f"logit_bias: token id {outside[0]} is outside the vocabulary of {n_vocab} tokens")
+        params.check_vocabulary(n_vocab)
         self.params = params
         self.n_vocab = n_vocab
         #: The seed in use, also where the parameters left it open.
@@ -179,7 +177,7 @@ class Sampler:
 
     def _draw(self, ids: np.ndarray, values: np.ndarray) -> int:
         """Apply the temperature and draw."""
-        return int(ids[self._draw_index((values - values.max()) / self.params.temperature)])
+        return int(ids[self._draw_index(_at_temperature(values, self.params.temperature))])
 
     def _draw_index(self, log_weights: np.ndarray) -> int:
         mass = np.cumsum(np.exp(log_weights - log_weights.max()))
@@ -192,8 +190,9 @@ class Sampler:
         As in the paper, the surprise is that under the whole distribution, not under the truncated one.
         """
         params = self.params
-        row = self._adjusted(logits, changed) / params.temperature
+        row = self._adjusted(logits, changed)
         self._require_possible(row, step)
+        row = _at_temperature(row, params.temperature)
         log_total = logsumexp(row)
         if params.mirostat == 1:
             k = mirostat_k(row[topk(row, _MIROSTAT_RANKS)], self.mu, self.n_vocab)
@@ -205,6 +204,12 @@ class Sampler:
         surprise = (log_total - row[token]) / LN2
         self.mu -= params.mirostat_eta * (surprise - params.mirostat_tau)
         return token
+
+
+def _at_temperature(values: np.ndarray, temperature: float) -> np.ndarray:
+    """Logits relative to the greatest, divided by the temperature: -inf where a tiny one overflows, never NaN."""
+    with np.errstate(over="ignore"):
+        return (values - values.max()) / temperature
 
 
 def _fault(logits: np.ndarray, step: int) -> str:

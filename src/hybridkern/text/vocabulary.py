@@ -48,6 +48,7 @@ class Vocabulary:
         self._shown_pieces = list(self._pieces)
         for token in self.hidden_ids:
             self._shown_pieces[token] = b""
+        self._texts: dict[bool, list[str | None]] = {}
         self.special_ids = frozenset(np.flatnonzero(self._is(*SPECIAL_TYPES)).tolist())
         self._matchers = (
             self._matcher(np.flatnonzero(self._is(TokenType.USER_DEFINED)).tolist()),
@@ -91,6 +92,12 @@ class Vocabulary:
     def pieces(self, skip_special: bool) -> list[bytes]:
         """The bytes of every token; control tokens are empty with `skip_special`. Not to be changed."""
         return self._shown_pieces if skip_special else self._pieces
+
+    def texts(self, skip_special: bool) -> list[str | None]:
+        """The texts of those tokens that detokenisers have met and that are whole characters; they fill it in."""
+        if skip_special not in self._texts:
+            self._texts[skip_special] = [None] * len(self.tokens)
+        return self._texts[skip_special]
 
     def encode(self, text: str, special: bool = False, bos: bool | None = None) -> list[int]:
         """Token ids of a text.

@@ -54,9 +54,10 @@ class CpuSet:
         (ops,) = origins.pop("ops")
         if ops != self.name:
             lines.append(f"  float operations and attention: {ops}")
+        lower: dict[tuple[str, str], list[str]] = {}
         for name, functions in origins.items():
-            found = dict(zip(("gemv", "gemm", "dequantise"), functions, strict=True))
-            lower = [f"{what} {isa}" for what, isa in found.items() if isa != self.name]
-            if lower:
-                lines.append(f"  {name}: {', '.join(lower)}")
+            for what, isa in zip(("gemv", "gemm", "dequantise"), functions, strict=True):
+                if isa != self.name:
+                    lower.setdefault((what, isa), []).append(name)
+        lines += [f"  {what} from {isa}: {', '.join(names)}" for (what, isa), names in lower.items()]
         return "\n".join(lines)
