@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,7 @@ def test_only_the_command_line_prints(path):
 def test_kernels_neither_print_nor_exit():
     for path in sorted((ROOT / "csrc").rglob("*.[ch]")):
         text = path.read_text()
+        text = re.sub(r"\bv?snprintf\(", "", text)  # into a buffer: the text of an error, for whoever raises it
         for word in ("printf(", "exit(", "abort("):
             assert word not in text, f"{path.relative_to(ROOT)} calls {word[:-1]}"
 

@@ -10,7 +10,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-NO_GPU = "needs a GPU kernel set, which is not in this version"
+NO_GPU = "needs the GPU kernel set, which models cannot be run on in this version"
 _CPU = "everything runs on the CPU in this version"
 _FILE = "the file's own values are used"
 

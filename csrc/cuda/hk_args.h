@@ -1,0 +1,145 @@
+/* What kernels take: one struct by value each, so that a launch is (function, grid, block, bytes). All pointers are
+ * device addresses. Host code packs the same structs (src/hybridkern/kernels/cuda/arguments.py). */
+#ifndef HK_ARGS_H
+#define HK_ARGS_H
+
+/* The step slot: everything that changes from step to step. The addresses stay, the contents are written before a step,
+ * so one captured graph serves every position. */
+typedef struct hk_step {
+    const int *counts;                                    /* [0] tokens, [1] outputs */
+    const int *tokens, *positions, *sequences, *variants; /* [tokens] */
+    const int *outputs;                                   /* [outputs] rows of the step */
+    const int *pages;                                     /* [sequences][page_stride] page ids */
+    long long page_stride;
+} hk_step;
+
+/* A matrix in device layout (hk_unit.cuh): up to four planes. */
+typedef struct hk_matrix {
+    const unsigned char *q, *h, *s, *d;
+} hk_matrix;
+
+typedef struct hk_convert_args {
+    const unsigned char *raw; /* rows as the file holds them */
+    hk_matrix to;
+    long long rows, cols;
+} hk_convert_args;
+
+/* One product of a group: out[t][r] = w[r] . x[t] (+ bias[r]) (+ add[t][r]). */
+typedef struct hk_part {
+    hk_matrix w;
+    float *out;
+    const float *bias, *add;
+    long long rows, out_stride, add_stride;
+} hk_part;
+
+#define HK_MAX_PARTS 4
+enum { HK_GLU_NONE, HK_GLU_SILU, HK_GLU_GELU_TANH };
+
+typedef struct hk_matvec_args {
+    hk_step step;
+    hk_part part[HK_MAX_PARTS]; /* with glu: gate, up; the result goes to part[0].out */
+    /* One column: float input, normalised by `norm` if that is given, quantised by every CTA for itself. */
+    const float *x, *norm;
+    /* More columns: quantised input, see hk_unit.cuh. */
+    const signed char *codes;
+    const unsigned char *meta;
+    long long cols, x_stride;
+    int n_parts, glu, rows_are_outputs, normalise;
+    float eps;
+    int ahead; /* bytes per block that are prefetched into L2 */
+} hk_matvec_args;
+
+typedef struct hk_matmul_args {
+    hk_step step;
+    hk_part part;
+    const unsigned short *x; /* f16 [tokens][cols] */
+    const float *x_scale;    /* [tokens] what x must be multiplied by */
+    const float *x32;        /* the float kernel's input instead */
+    long long cols, x_stride;
+    int rows_are_outputs, pad;
+} hk_matmul_args;
+
+enum { HK_ROW_COPY, HK_ROW_GLU_SILU, HK_ROW_GLU_GELU_TANH, HK_ROW_ADD, HK_ROW_SCALE, HK_ROW_SOFTCAP, HK_ROW_SELECT };
+
+/* out = f(x, y) by row, normalised if asked, and handed on in the forms that products take. */
+typedef struct hk_rows_args {
+    hk_step step;
+    const float *x, *y, *norm, *add;
+    float *out;         /* f32, or NULL */
+    signed char *codes; /* quantised, or NULL */
+    unsigned char *meta;
+    unsigned short *half; /* f16 and its scale, or NULL */
+    float *half_scale;
+    long long width, x_stride, y_stride, add_stride, out_stride;
+    int mode, rows_are_outputs, normalise;
+    float eps, number;
+    int pad;
+} hk_rows_args;
+
+typedef struct hk_embed_args {
+    hk_step step;
+    hk_matrix table;
+    float *out;
+    long long rows, cols, out_stride;
+    float scale;
+    int pad;
+} hk_embed_args;
+
+typedef struct hk_angles_args {
+    hk_step step;
+    const double *inv_freq, *inv_freq_long; /* [half] */
+    float *out;                             /* [tokens][half][2] cos, sin */
+    long long half;
+    float mscale, mscale_long;
+} hk_angles_args;
+
+enum { HK_CACHE_F16, HK_CACHE_Q8_0, HK_CACHE_Q4_0 };
+
+/* Where a block's keys and values lie. A page holds 128 tokens of all blocks; the plane of one KV head is
+ * codes [128][dim] then scales f16 [128][dim / 32]: K plane, then V plane (attend.cu). */
+typedef struct hk_cache {
+    unsigned char *pages;
+    long long page_bytes, block_offset; /* of page 0's plane of head 0 */
+    int n_kv, dim_k, dim_v, type;
+} hk_cache;
+
+/* One head per warp: norm, rotation, store. */
+typedef struct hk_stream {
+    float *x;
+    const float *norm, *angles; /* or NULL */
+    long long stride;
+    int n_heads, dim, half, neox; /* half: pairs that are rotated */
+    int store;                    /* 0 no, 1 keys, 2 values */
+    float eps;
+} hk_stream;
+
+#define HK_MAX_STREAMS 3
+typedef struct hk_heads_args {
+    hk_step step;
+    hk_cache cache;
+    hk_stream stream[HK_MAX_STREAMS];
+    int n_streams, pad;
+} hk_heads_args;
+
+typedef struct hk_attend_args {
+    hk_step step;
+    hk_cache cache;
+    const float *q;
+    float *out, *partial; /* partial [tokens][heads][splits][dim_v + 2] */
+    int *arrived;         /* [tokens][kv heads], zero between steps */
+    long long q_stride, out_stride;
+    int n_head, window, splits, pad;
+    float scale, softcap;
+} hk_attend_args;
+
+typedef struct hk_argmax_args {
+    hk_step step;
+    const float *logits;
+    float *partial; /* [outputs][chunks][4] */
+    int *arrived;   /* [outputs], zero between steps */
+    int *best;      /* [outputs] */
+    float *value;   /* [outputs][2] best logit, log of the sum of exponentials; NaN where none can be chosen */
+    long long width, stride;
+} hk_argmax_args;
+
+#endif

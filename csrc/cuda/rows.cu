@@ -1,0 +1,224 @@
+/* Operations by row and by element: embedding, rotary angles, norms with what products need behind them, heads, argmax.
+ */
+#include "hk_cache.cuh"
+#include "hk_rows.cuh"
+#include "hk_unit.cuh"
+
+/* --- rows --- */
+
+HK_FN float combine(int mode, float x, float y, float number) {
+    switch (mode) {
+    case HK_ROW_GLU_SILU:
+        return silu(x) * y;
+    case HK_ROW_GLU_GELU_TANH:
+        return gelu_tanh(x) * y;
+    case HK_ROW_ADD:
+        return x + y;
+    case HK_ROW_SCALE:
+        return x * number;
+    case HK_ROW_SOFTCAP:
+        return number * tanh_of(x / number);
+    default:
+        return x;
+    }
+}
+HK_FN bool has_second(int mode) {
+    return mode == HK_ROW_GLU_SILU || mode == HK_ROW_GLU_GELU_TANH || mode == HK_ROW_ADD;
+}
+HK_FN s64 source_row(const hk_rows_args &a, int t) { return a.mode == HK_ROW_SELECT ? a.step.outputs[t] : t; }
+
+HK_FN void read_quad(const hk_rows_args &a, s64 row, s64 i, float (&v)[4]) {
+    f32x4 x = load_fresh4(a.x + row * a.x_stride + 4 * i), y = {};
+    if (has_second(a.mode))
+        y = load_fresh4(a.y + row * a.y_stride + 4 * i);
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        v[j] = combine(a.mode, x.v[j], y.v[j], a.number);
+}
+
+/* A power of two that brings the largest value of a row to about 2^10: f16 then neither overflows nor loses bits. */
+HK_FN float half_exponent(float peak) {
+    int e = (int)(__float_as_uint(peak) >> 23) - 127 - 10;
+    e = peak > 0 && peak <= HK_MAX_FLOAT ? max(-100, min(100, e)) : 0;
+    return __uint_as_float((u32)(127 + e) << 23);
+}
+
+/* One row per block; width is a multiple of 4 (of 32 where codes are asked for). */
+HK_KERNEL hk_rows(const __grid_constant__ hk_rows_args a) {
+    __shared__ float reduce[HK_MAX_WARPS];
+    allow_next();
+    wait_for_previous();
+    int t = blockIdx.x, thread = threadIdx.x, n_threads = blockDim.x;
+    if (t >= a.step.counts[a.rows_are_outputs])
+        return;
+    s64 row = source_row(a, t), quads = a.width / 4;
+    float factor = 1, sum = 0, peak = 0;
+    if (a.normalise || a.half) {
+        for (s64 i = thread; i < quads; i += n_threads) {
+            float v[4];
+            read_quad(a, row, i, v);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                sum += v[j] * v[j];
+                peak = fmaxf(peak, fabsf(v[j] * (a.norm ? a.norm[4 * i + j] : 1.0f)));
+            }
+        }
+        if (a.normalise)
+            factor = rsqrtf(block_reduce<false>(sum, reduce, thread, n_threads) / (float)a.width + a.eps);
+        if (a.half)
+            peak = block_reduce<true>(peak, reduce, thread, n_threads) * factor;
+    }
+    float down = half_exponent(peak), up = 1.0f / down;
+    if (a.half && thread == 0)
+        a.half_scale[t] = down;
+    for (s64 base = 0; base < quads; base += n_threads) {
+        s64 i = base + thread;
+        float v[4] = {0, 0, 0, 0};
+        bool in = i < quads;
+        if (in) {
+            read_quad(a, row, i, v);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                if (a.normalise)
+                    v[j] *= factor * (a.norm ? a.norm[4 * i + j] : 1.0f);
+                if (a.add)
+                    v[j] += load_fresh(a.add + t * a.add_stride + 4 * i + j);
+            }
+            if (a.out)
+                *(f32x4 *)(a.out + t * a.out_stride + 4 * i) = {{v[0], v[1], v[2], v[3]}};
+            if (a.half) {
+                u32x2 h = {{pack_half2(v[0] * up, v[1] * up), pack_half2(v[2] * up, v[3] * up)}};
+                *(u32x2 *)(a.half + t * a.width + 4 * i) = h;
+            }
+        }
+        if (a.codes)
+            quantise_quad(v, i, a.width, a.codes + t * a.width, a.meta + t * (a.width / 4), in);
+    }
+}
+
+/* The same without norm and quantised forms, for any width; grid (chunks, rows). */
+HK_KERNEL hk_elements(const __grid_constant__ hk_rows_args a) {
+    allow_next();
+    wait_for_previous();
+    int t = blockIdx.y;
+    if (t >= a.step.counts[a.rows_are_outputs])
+        return;
+    s64 row = source_row(a, t);
+    for (s64 i = (s64)blockIdx.x * blockDim.x + threadIdx.x; i < a.width; i += (s64)gridDim.x * blockDim.x) {
+        float y = has_second(a.mode) ? load_fresh(a.y + row * a.y_stride + i) : 0;
+        a.out[t * a.out_stride + i] = combine(a.mode, load_fresh(a.x + row * a.x_stride + i), y, a.number);
+    }
+}
+
+/* --- embedding and angles --- */
+
+template <class F> HK_FN void embed(const hk_embed_args &a) {
+    allow_next();
+    wait_for_previous();
+    int t = blockIdx.x;
+    if (t >= a.step.counts[0])
+        return;
+    s64 token = a.step.tokens[t], units = a.cols / 32;
+    if (token < 0 || token >= a.rows)
+        return;
+    for (s64 u = threadIdx.x; u < units; u += blockDim.x) {
+        F raw;
+        F::load(raw, a.table, (u64)(token * units + u));
+        unit_scale c = F::scale(raw, (u32)u);
+#pragma unroll
+        for (int g = 0; g < 8; g++) {
+            float w[4];
+            group_values(raw, c, g, w);
+            f32x4 v = {{w[0] * a.scale, w[1] * a.scale, w[2] * a.scale, w[3] * a.scale}};
+            *(f32x4 *)(a.out + t * a.out_stride + 32 * u + 4 * g) = v;
+        }
+    }
+}
+#define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act)                                                       \
+    HK_KERNEL hk_embed_##lower(const __grid_constant__ hk_embed_args a) { embed<unit_##lower>(a); }
+#include "../formats/hk_types.def"
+#undef HK_TYPE
+
+/* In double: at position 131071 a float angle would be off by 4e-3. */
+HK_KERNEL hk_angles(const __grid_constant__ hk_angles_args a) {
+    allow_next();
+    wait_for_previous();
+    int t = blockIdx.x;
+    if (t >= a.step.counts[0])
+        return;
+    bool is_long = a.inv_freq_long && a.step.variants[t];
+    const double *f = is_long ? a.inv_freq_long : a.inv_freq;
+    double scale = is_long ? a.mscale_long : a.mscale;
+    for (int i = threadIdx.x; i < a.half; i += blockDim.x) {
+        double s, c;
+        sincos(a.step.positions[t] * f[i], &s, &c);
+        float *to = a.out + 2 * (t * a.half + i);
+        to[0] = (float)(c * scale);
+        to[1] = (float)(s * scale);
+    }
+}
+
+/* --- heads: norm, rotation, store; one warp per head, in place --- */
+
+#define HK_MAX_HEAD   256
+#define HK_HEAD_WARPS 4
+
+template <int TYPE>
+HK_FN void store_token(const hk_heads_args &a, int t, int head, int store, int dim, const float *x, int lane) {
+    int position = a.step.positions[t];
+    int page = a.step.pages[a.step.sequences[t] * a.step.page_stride + position / HK_PAGE];
+    store_head<TYPE>(plane_of<TYPE>(a.cache, page, head, store == 2), dim, position % HK_PAGE, x, lane);
+}
+
+/* Value i of the rotated vector; no division, which costs more than all the rest. */
+HK_FN float rotated(const hk_stream &s, const float *v, const float *angles, int i) {
+    if (i >= 2 * s.half)
+        return v[i];
+    bool second = s.neox ? i >= s.half : i & 1;
+    int pair = s.neox ? (second ? i - s.half : i) : i >> 1;
+    float a = v[s.neox ? pair : 2 * pair], b = v[s.neox ? pair + s.half : 2 * pair + 1];
+    float c = load_fresh(angles + 2 * pair), n = load_fresh(angles + 2 * pair + 1);
+    return second ? a * n + b * c : a * c - b * n;
+}
+
+/* grid (ceil(heads of all streams / HK_HEAD_WARPS), tokens). */
+HK_KERNEL hk_heads(const __grid_constant__ hk_heads_args a) {
+    __shared__ float vectors[HK_HEAD_WARPS][2][HK_MAX_HEAD];
+    allow_next();
+    wait_for_previous();
+    int t = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    int head = blockIdx.x * HK_HEAD_WARPS + warp, k = 0;
+    if (t >= a.step.counts[0])
+        return;
+    while (k < a.n_streams && head >= a.stream[k].n_heads)
+        head -= a.stream[k++].n_heads;
+    if (k == a.n_streams)
+        return;
+    const hk_stream &s = a.stream[k];
+    float *x = s.x + t * s.stride + head * s.dim, *v = vectors[warp][0], *y = vectors[warp][1];
+    float sum = 0;
+    for (int i = lane; i < s.dim; i += 32) {
+        v[i] = load_fresh(x + i);
+        sum += v[i] * v[i];
+    }
+    if (s.norm) {
+        float factor = rsqrtf(warp_sum(sum) / (float)s.dim + s.eps);
+        for (int i = lane; i < s.dim; i += 32)
+            v[i] *= factor * s.norm[i];
+    }
+    __syncwarp();
+    for (int i = lane; i < s.dim; i += 32) {
+        y[i] = s.angles ? rotated(s, v, s.angles + 2 * t * s.half, i) : v[i];
+        if (s.norm || s.angles)
+            x[i] = y[i];
+    }
+    __syncwarp();
+    if (!s.store)
+        return;
+    if (a.cache.type == HK_CACHE_F16)
+        store_token<HK_CACHE_F16>(a, t, head, s.store, s.dim, y, lane);
+    if (a.cache.type == HK_CACHE_Q8_0)
+        store_token<HK_CACHE_Q8_0>(a, t, head, s.store, s.dim, y, lane);
+    if (a.cache.type == HK_CACHE_Q4_0)
+        store_token<HK_CACHE_Q4_0>(a, t, head, s.store, s.dim, y, lane);
+}

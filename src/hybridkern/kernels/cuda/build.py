@@ -1,0 +1,202 @@
+"""Turns fused operations into launches, for steps of at most n tokens and m outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hybridkern.errors import KernelError
+from hybridkern.kernels.interface import Buffer, Op
+
+from . import launches
+from .fusion import Form, Fused, form_of
+from .launches import ARGMAX_CHUNKS, Launch, Struct
+from .layout import LAYOUTS
+from .placement import DeviceCache, Placement
+
+_LAYOUTS = {"norm": 0, "neox": 1}
+
+
+class LaunchBuilder:
+    """Launches over the memory of a placement. step: the slot's struct."""
+
+    def __init__(
+        self, placement: Placement, cache: DeviceCache, step: Struct, n: int, m: int, processors: int, max_tokens: int
+    ) -> None:
+        self._place, self._cache, self._step = placement, cache, step
+        self._n, self._m, self._processors, self._max_tokens = n, m, processors, max_tokens
+        self.made: list[Launch] = []
+
+    def build(self, fused: Sequence[Fused]) -> list[Launch]:
+        """In order."""
+        for f in fused:
+            getattr(self, f"_add_{f.kind}", self._add_rows)(f)
+        return self.made
+
+    def _count(self, b: Buffer) -> int:
+        return self._n if b.rows == "tokens" else self._m
+
+    def _add_embed(self, f: Fused) -> None:
+        w, out = f.op.args[0], f.op.out
+        if out.width != w.cols:
+            raise KernelError(f"{w.name} has rows of {w.cols} values, the buffer holds {out.width}")
+        at, stride = self._place.buffer(out)
+        planes, scale = self._place.planes(w), f.op.params["scale"]
+        self.made.append(launches.embed(w.type, self._step, self._n, planes, w.rows, w.cols, at, stride, scale))
+
+    def _add_angles(self, f: Fused) -> None:
+        a = f.op.out
+        freq, long, out = self._place.angles(a)
+        fields = {"inv_freq": freq, "inv_freq_long": long, "out": out, "mscale": a.mscale, "mscale_long": a.mscale_long}
+        self.made.append(launches.angles(self._step, self._n, len(a.inv_freq), **fields))
+
+    # products
+
+    def _part(self, p: Op, out: Buffer | None = None) -> Struct:
+        x, w, bias, add = p.args
+        if w.cols != x.width or p.out.width != w.rows:
+            raise KernelError(
+                f"{w.name} is {w.rows} x {w.cols}: {x.name} has {x.width} values, {p.out.name} {p.out.width}"
+            )
+        at, stride = self._place.buffer(out or p.out)
+        add_at, add_stride = self._place.buffer(add) if add is not None else (0, 0)
+        return {
+            "w": launches.matrix(self._place.planes(w)),
+            "out": at,
+            "bias": self._place.vector(bias, w.rows),
+            "add": add_at,
+            "rows": w.rows,
+            "out_stride": stride,
+            "add_stride": add_stride,
+        }
+
+    def _add_matmul(self, f: Fused) -> None:
+        x, w = f.products[0].args[:2]
+        outputs = x.rows == "outputs"
+        form = form_of(w.type, self._n)
+        out = f.glu.out if f.glu is not None else None
+        parts = [self._part(p, out if i == 0 else None) for i, p in enumerate(f.products)]
+        if LAYOUTS[w.type].is_float or form == "half":
+            at, stride = self._place.buffer(x)
+            half = self._place.form(x, "half") if form == "half" else (0, 0)
+            for p in parts:
+                one = launches.matmul(
+                    w.type, self._step, p, w.cols, self._n, half=half, x32=at, outputs=outputs,
+                    x_stride=w.cols if form == "half" else stride,
+                )  # fmt: skip
+                self.made.append(one)
+            return
+        norm = f.norm
+        source = norm.args[0] if norm is not None else x
+        one = launches.matvec(
+            w.type,
+            self._step,
+            parts,
+            w.cols,
+            x=self._place.buffer(source)[0],
+            norm=self._place.vector(norm.args[1], w.cols) if norm is not None else 0,
+            normalise=norm is not None,
+            eps=norm.params["eps"] if norm is not None else 0.0,
+            quantised=self._place.form(x, "codes") if form == "codes" else None,
+            glu=f.glu.params["act"] if f.glu is not None else None,
+            outputs=outputs,
+            processors=self._processors,
+        )
+        self.made.append(one)
+
+    # rows
+
+    def _emission(self, out: Buffer, forms: set[Form]) -> Struct:
+        fields: Struct = {}
+        if "f32" in forms:
+            fields["out"], fields["out_stride"] = self._place.buffer(out)
+        if "codes" in forms:
+            fields["codes"], fields["meta"] = self._place.form(out, "codes")
+        if "half" in forms:
+            fields["half"], fields["half_scale"] = self._place.form(out, "half")
+        return fields
+
+    def _add_form(self, f: Fused) -> None:
+        assert f.x is not None
+        at, stride = self._place.buffer(f.x)
+        fields = self._emission(f.x, f.forms) | {"x": at, "x_stride": stride, "rows_are_outputs": f.x.rows == "outputs"}
+        self.made.append(launches.rows(self._step, self._count(f.x), f.x.width, **fields))
+
+    def _add_rows(self, f: Fused) -> None:
+        op, out = f.op, f.op.out
+        inputs = [a for a in op.args if isinstance(a, Buffer)]
+        if any(a.width != out.width for a in inputs) or any(a.rows != out.rows for a in inputs if op.kind != "select"):
+            raise KernelError(
+                f"{op.kind} of {', '.join(f'{a.name} ({a.width})' for a in inputs)} into {out.width} values"
+            )
+        fields = self._emission(out, f.forms) | {"rows_are_outputs": out.rows == "outputs"}
+        fields["x"], fields["x_stride"] = self._place.buffer(op.args[0])
+        mode = {"rmsnorm": "copy", "glu": op.params.get("act", "")}.get(op.kind, op.kind)
+        if op.kind == "rmsnorm":
+            _, weight, add = op.args
+            fields |= {"norm": self._place.vector(weight, out.width), "normalise": 1, "eps": op.params["eps"]}
+            if add is not None:
+                fields["add"], fields["add_stride"] = self._place.buffer(add)
+        elif op.kind in ("glu", "add"):
+            fields["y"], fields["y_stride"] = self._place.buffer(op.args[1])
+        elif op.kind in ("scale", "softcap"):
+            fields["number"] = op.params["factor" if op.kind == "scale" else "cap"]
+        n = self._count(out)
+        aligned = out.width % 4 == 0 and all(b.offset % 4 == 0 for b in [*inputs, out])
+        plain = op.kind != "rmsnorm" and f.forms == {"f32"}
+        if plain and (not aligned or out.width > 16384):
+            self.made.append(launches.elements(self._step, n, out.width, mode, **fields))
+        elif aligned:
+            self.made.append(launches.rows(self._step, n, out.width, mode, **fields))
+        else:
+            raise KernelError(f"{op.kind} of {out.name}: the CUDA set needs a multiple of 4 values, not {out.width}")
+
+    # attention
+
+    def _add_heads(self, f: Fused) -> None:
+        streams = []
+        for s in f.streams:
+            if s.x.width % s.head_dim or s.head_dim > 256:
+                raise KernelError(f"{s.x.name} ({s.x.width} values) does not hold heads of {s.head_dim}, at most 256")
+            at, stride = self._place.buffer(s.x)
+            streams.append(
+                {
+                    "x": at,
+                    "norm": self._place.vector(s.norm, s.head_dim),
+                    "angles": self._place.angles(s.angles)[2] if s.angles is not None else 0,
+                    "stride": stride,
+                    "n_heads": s.x.width // s.head_dim,
+                    "dim": s.head_dim,
+                    "half": len(s.angles.inv_freq) if s.angles is not None else 0,
+                    "neox": _LAYOUTS[s.layout],
+                    "store": s.store,
+                    "eps": s.eps,
+                }
+            )
+        cache = self._cache.struct(f.kv) if f.kv is not None else {}
+        self.made.append(launches.heads(self._step, self._n, cache, streams))
+
+    def _add_attend(self, f: Fused) -> None:
+        (q, kv), p, out = f.op.args, f.op.params, f.op.out
+        n_head = p["n_head"]
+        if n_head % kv.n_kv or q.width != n_head * kv.head_dim_k or out.width != n_head * kv.head_dim_v:
+            raise KernelError(f"attention of {n_head} heads over {kv} reads {q.width} and writes {out.width} values")
+        splits = launches.decode_splits(self._n, n_head, kv.n_kv, self._processors, self._max_tokens)
+        fields = dict(zip(("q", "q_stride"), self._place.buffer(q), strict=True))
+        fields |= dict(zip(("out", "out_stride"), self._place.buffer(out), strict=True))
+        if self._n <= launches.FEW:
+            size = self._n * n_head * splits * (kv.head_dim_v + 2) * 4
+            fields["partial"] = self._place.shared_scratch("attention", size)
+            fields["arrived"] = self._place.shared_scratch("counters", 4 * 65536)
+        one = launches.attend(
+            self._step, self._n, self._cache.struct(kv), self._cache.kv_type, splits=splits, n_head=n_head,
+            window=p["window"], scale=p["scale"], softcap=p["softcap"], **fields,
+        )  # fmt: skip
+        self.made.append(one)
+
+    def add_argmax(self, logits: Buffer, best: int, value: int) -> None:
+        """The greedy choice at the end."""
+        at, stride = self._place.buffer(logits)
+        partial = self._place.shared_scratch("argmax", self._place.max_outputs * ARGMAX_CHUNKS * 16)
+        arrived = self._place.shared_scratch("counters", 4 * 65536)
+        fields = {"partial": partial, "arrived": arrived, "best": best, "value": value, "width": logits.width}
+        self.made.append(launches.argmax(self._step, self._m, logits=at, stride=stride, **fields))

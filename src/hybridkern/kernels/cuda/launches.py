@@ -1,0 +1,252 @@
+"""Launches: which kernel, how large a grid, with which arguments. Nothing here touches a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import arguments as a
+from .layout import LAYOUTS, UNIT
+
+MATVEC_ROWS = 4
+MATVEC_WARPS = 16  # of a block, with one column
+FEW = 8  # columns that a matrix-vector kernel takes
+STAGES = 3
+WIDE = (128, 128, 256)  # rows, tokens and threads of a block that multiplies many columns
+KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2}
+ROW_MODES = {"copy": 0, "silu": 1, "gelu_tanh": 2, "add": 3, "scale": 4, "softcap": 5, "select": 6}
+GLU = {None: 0, "silu": 1, "gelu_tanh": 2}
+ARGMAX_CHUNKS = 64
+Struct = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch; args: the bytes of its struct."""
+
+    function: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    args: np.ndarray[Any, Any]
+
+
+def home_of(function: str) -> str:
+    """The source file, and so the image, that a kernel is in."""
+    for prefix, home in (("convert", "convert"), ("argmax", "argmax"), ("prefill", "attend"), ("decode", "attend")):
+        if function.startswith(f"hk_{prefix}"):
+            return home
+    is_float = function.startswith("hk_matvec") and function.endswith(("_f32", "_f16", "_bf16"))
+    if is_float or function == "hk_matmul_f32":
+        return "floats"
+    return next((home for home in ("matvec", "matmul") if function.startswith(f"hk_{home}")), "rows")
+
+
+def _ceil(n: int, d: int) -> int:
+    return -(-n // d)
+
+
+def convert(type_name: str, raw: int, planes: Sequence[int], rows: int, cols: int) -> Launch:
+    """Raw rows at `raw` into device layout."""
+    args = a.pack(a.CONVERT, raw=raw, to=matrix(planes), rows=rows, cols=cols)
+    return Launch(f"hk_convert_{type_name.lower()}", (_ceil(rows * cols // UNIT, 256), 1, 1), (256, 1, 1), 0, args)
+
+
+def matrix(planes: Sequence[int]) -> Struct:
+    """The struct of a matrix whose planes lie there."""
+    return dict(zip("qhsd", planes, strict=True))
+
+
+def matvec_shape(cols: int, few: bool, rows_per_tile: int = MATVEC_ROWS) -> tuple[int, int, int]:
+    """(warps along a row, groups of rows, bytes of shared memory) of a matrix-vector block."""
+    limit = 8 if few else MATVEC_WARPS
+    warps = _ceil(cols // UNIT, 32)
+    along = _ceil(warps, _ceil(warps, limit))
+    groups = max(1, limit // along)
+    sums = 2 * groups * along * rows_per_tile * (FEW if few else 1) * 4
+    return along, groups, sums + (0 if few else 32 * 4 + cols + cols // 4)
+
+
+def matvec(
+    type_name: str,
+    step: Struct,
+    parts: list[Struct],
+    cols: int,
+    *,
+    x: int = 0,
+    norm: int = 0,
+    normalise: bool = False,
+    eps: float = 0.0,
+    quantised: tuple[int, int] | None = None,
+    glu: str | None = None,
+    outputs: bool = False,
+    processors: int = 132,
+    blocks: float = 1,
+    rows_per_tile: int = MATVEC_ROWS,
+    ahead: int = 32768,
+) -> Launch:
+    """Products with one column (x: float32, normalised on the way) or up to 8 (quantised: codes and meta)."""
+    few = quantised is not None
+    along, groups, shared = matvec_shape(cols, few, rows_per_tile)
+    codes, meta = quantised or (0, 0)
+    shared_rows = rows_per_tile // 2 if glu else rows_per_tile
+    tiles = sum(_ceil(p["rows"], shared_rows) for p in (parts[:1] if glu else parts))
+    args = a.pack(
+        a.MATVEC,
+        step=step,
+        part=parts,
+        x=x,
+        norm=norm,
+        codes=codes,
+        meta=meta,
+        cols=cols,
+        n_parts=len(parts),
+        glu=GLU[glu],
+        rows_are_outputs=outputs,
+        normalise=normalise,
+        eps=eps,
+        ahead=ahead,
+    )
+    name = f"hk_matvec{'8' if few else ''}_{type_name.lower()}"
+    grid = min(int(processors * blocks), _ceil(tiles, groups))
+    return Launch(name, (grid, 1, 1), (32 * along, groups, 1), shared, args)
+
+
+def matmul(
+    type_name: str,
+    step: Struct,
+    part: Struct,
+    cols: int,
+    n: int,
+    *,
+    half: tuple[int, int] = (0, 0),
+    x32: int = 0,
+    x_stride: int = 0,
+    outputs: bool = False,
+) -> Launch:
+    """A product with at most n columns. half: f16 rows and their scales; x32: float32 rows, where weights are float and
+    columns few or weights are F32."""
+    rows = part["rows"]
+    x, scale = half
+    args = a.pack(
+        a.MATMUL,
+        step=step,
+        part=part,
+        x=x,
+        x_scale=scale,
+        x32=x32,
+        cols=cols,
+        x_stride=x_stride or cols,
+        rows_are_outputs=outputs,
+    )
+    lower = type_name.lower()
+    if LAYOUTS[type_name].is_float and n <= FEW:
+        return Launch(
+            f"hk_matvec{'' if n == 1 else '8'}_{lower}", (min(_ceil(rows, 8), 1056), 1, 1), (256, 1, 1), 0, args
+        )
+    if type_name == "F32":
+        return Launch("hk_matmul_f32", (_ceil(rows, 64), _ceil(n, 64), 1), (256, 1, 1), 0, args)
+    if n > 64:
+        grid = (_ceil(rows, WIDE[0]), _ceil(n, WIDE[1]), 1)
+        return Launch(f"hk_matmul_{lower}", grid, (WIDE[2], 1, 1), STAGES * WIDE[1] * 256, args)
+    return Launch(f"hk_matmul32_{lower}", (_ceil(rows, 32), _ceil(n, 32), 1), (128, 1, 1), STAGES * 4 * 32 * 256, args)
+
+
+def rows(step: Struct, n: int, width: int, mode: str = "copy", **fields: Any) -> Launch:
+    """A row operation with norm and quantised forms; fields as in hk_rows_args."""
+    args = a.pack(a.ROWS, step=step, width=width, mode=ROW_MODES[mode], **fields)
+    threads = min(512, max(64, _ceil(width // 4, 32) * 32))
+    return Launch("hk_rows", (n, 1, 1), (threads, 1, 1), 0, args)
+
+
+def elements(step: Struct, n: int, width: int, mode: str, **fields: Any) -> Launch:
+    """A row operation without norm and quantised forms, of any width."""
+    args = a.pack(a.ROWS, step=step, width=width, mode=ROW_MODES[mode], **fields)
+    return Launch("hk_elements", (min(_ceil(width, 256), 256), n, 1), (256, 1, 1), 0, args)
+
+
+def embed(
+    type_name: str,
+    step: Struct,
+    n: int,
+    planes: Sequence[int],
+    rows: int,
+    cols: int,
+    out: int,
+    stride: int,
+    scale: float,
+) -> Launch:
+    """Rows of the table by token."""
+    args = a.pack(
+        a.EMBED, step=step, table=matrix(planes), out=out, rows=rows, cols=cols, out_stride=stride, scale=scale
+    )
+    return Launch(f"hk_embed_{type_name.lower()}", (n, 1, 1), (128, 1, 1), 0, args)
+
+
+def angles(step: Struct, n: int, half: int, **fields: Any) -> Launch:
+    """Rotary angles of every token."""
+    return Launch(
+        "hk_angles", (n, 1, 1), (max(32, min(128, half)), 1, 1), 0, a.pack(a.ANGLES, step=step, half=half, **fields)
+    )
+
+
+def heads(step: Struct, n: int, cache: Struct, streams: list[Struct]) -> Launch:
+    """Norm, rotation and store of heads."""
+    args = a.pack(a.HEADS, step=step, cache=cache, stream=streams, n_streams=len(streams))
+    return Launch("hk_heads", (_ceil(sum(s["n_heads"] for s in streams), 4), n, 1), (128, 1, 1), 0, args)
+
+
+def head_size(dim: int) -> int:
+    """The compiled head size that serves `dim`; 0 for none."""
+    return next((size for size in (64, 128, 256) if dim <= size), 0)
+
+
+def decode_splits(n: int, n_head: int, n_kv: int, processors: int, max_tokens: int) -> int:
+    """Between how many blocks the cache of a token is divided."""
+    tiles = n_kv * _ceil(n_head // n_kv, 16) * n
+    return max(1, min(_ceil(4 * processors, tiles), _ceil(max_tokens, 64)))
+
+
+def attend(step: Struct, n: int, cache: Struct, kv_type: str, *, splits: int = 1, **fields: Any) -> Launch:
+    """Attention of n tokens; at most 8 are decoded with split caches. fields: q, out, strides, n_head, scale, ..."""
+    size = head_size(max(cache["dim_k"], cache["dim_v"]))
+    args = a.pack(a.ATTEND, step=step, cache=cache, splits=splits, **fields)
+    group = fields["n_head"] // cache["n_kv"]
+    if n <= FEW:
+        grid = (splits, cache["n_kv"] * _ceil(group, 16), n)
+        return Launch(f"hk_decode{size}_{kv_type}", grid, (128, 1, 1), 2 * (16 + 128) * (size + 8), args)
+    grid = (_ceil(n * group, 64), cache["n_kv"], 1)
+    return Launch(f"hk_prefill{size}_{kv_type}", grid, (128, 1, 1), 2 * (64 + 128) * (size + 8), args)
+
+
+def argmax(step: Struct, n: int, **fields: Any) -> Launch:
+    """The likeliest token of every output row."""
+    return Launch("hk_argmax", (ARGMAX_CHUNKS, n, 1), (256, 1, 1), 0, a.pack(a.ARGMAX, step=step, **fields))
+
+
+def cache_struct(
+    pages: int, page_bytes: int, block_offset: int, n_kv: int, dim_k: int, dim_v: int, kv_type: str
+) -> Struct:
+    """The struct of a block's cache."""
+    return {
+        "pages": pages,
+        "page_bytes": page_bytes,
+        "block_offset": block_offset,
+        "n_kv": n_kv,
+        "dim_k": dim_k,
+        "dim_v": dim_v,
+        "type": KV_TYPES[kv_type],
+    }
+
+
+def cache_head_bytes(kv_type: str, dim_k: int, dim_v: int) -> int:
+    """Bytes of one KV head in one page of 128 tokens (csrc/cuda/hk_cache.cuh)."""
+
+    def plane(dim: int) -> int:
+        codes = {"f16": 2 * dim, "q8_0": dim, "q4_0": dim // 2}[kv_type]
+        return 128 * (codes + (0 if kv_type == "f16" else dim // 16))
+
+    return plane(dim_k) + plane(dim_v)

@@ -1,0 +1,209 @@
+"""Where everything of a lowered model lies on the device: weights, vectors, buffers, the cache, the step slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from hybridkern.errors import KernelError
+from hybridkern.kernels.interface import Angles, Buffer, KVSpec, Vector, Weight
+
+from . import launches
+from .driver import Kernels, Memory, Stream
+from .fusion import Form, root_of
+from .layout import LAYOUTS, device_bytes, plane_addresses
+
+PAGE = 128
+_STAGING = 64 << 20
+Progress = Callable[[int, int], None]
+
+
+def padded(n: int, multiple: int) -> int:
+    """n rounded up to a multiple."""
+    return -(-n // multiple) * multiple
+
+
+def require_matrix(w: Weight) -> None:
+    """Raise KernelError unless the set can hold the matrix."""
+    if w.type not in LAYOUTS:
+        raise KernelError(f"{w.name}: no CUDA kernel knows the format {w.type}; there are {', '.join(LAYOUTS)}")
+    block = LAYOUTS[w.type].block
+    if w.rows < 1 or w.cols < 1 or w.cols % block:
+        raise KernelError(f"{w.name}: rows of {w.cols} weights of {w.type}; the CUDA set needs a multiple of {block}")
+    if w.rows * w.cols // 32 >= 1 << 31:
+        raise KernelError(f"{w.name}: {w.rows} x {w.cols} weights are more than the CUDA set can address")
+
+
+class Placement:
+    """Allocates on demand, each thing once, and frees all of it. nbytes: by purpose, to the byte."""
+
+    def __init__(self, kernels: Kernels, stream: Stream, max_rows: int, max_outputs: int) -> None:
+        self._kernels, self._stream = kernels, stream
+        self.max_rows, self.max_outputs = max_rows, max_outputs
+        self.nbytes: dict[str, int] = {}
+        self._memory: list[Memory] = []
+        self._weights: dict[tuple[int, str, int, int], tuple[int, ...]] = {}
+        self._vectors: dict[int, tuple[Any, int]] = {}
+        self._buffers: dict[Buffer, tuple[int, int]] = {}
+        self._forms: dict[tuple[Buffer, int, int, Form], tuple[int, int]] = {}
+        self._angles: dict[Angles, tuple[int, int, int]] = {}
+        self._scratch: dict[str, Memory] = {}
+
+    def memory(self, nbytes: int, what: str) -> int:
+        """New device memory."""
+        made = Memory(padded(nbytes, 256), what)
+        self._memory.append(made)
+        self.nbytes[what] = self.nbytes.get(what, 0) + made.nbytes
+        return made.address
+
+    def free(self) -> None:
+        """Give everything back."""
+        while self._memory:
+            self._memory.pop().free()
+
+    # weights and vectors
+
+    def upload_weights(self, weights: Iterable[Weight], progress: Progress | None = None) -> None:
+        """Copies raw rows piece by piece into a staging area and converts them from there."""
+        distinct = {_key(w): w for w in weights}
+        total = sum(device_bytes(w.type, w.rows, w.cols) for w in distinct.values())
+        staging = Memory(_STAGING, "uploading weights")
+        done = 0
+        try:
+            for w in distinct.values():
+                require_matrix(w)
+                self._upload(w, staging)
+                done += device_bytes(w.type, w.rows, w.cols)
+                if progress is not None:
+                    progress(done, total)
+            self._stream.wait()
+        finally:
+            staging.free()
+
+    def _upload(self, w: Weight, staging: Memory) -> None:
+        base = self.memory(device_bytes(w.type, w.rows, w.cols), "weights")
+        planes = plane_addresses(base, w.type, w.rows, w.cols)
+        self._weights[_key(w)] = planes
+        row = w.data.shape[1]
+        step = max(8, staging.nbytes // row // 8 * 8)  # whole groups of rows keep every plane aligned
+        for first in range(0, w.rows, step):
+            part = np.ascontiguousarray(w.data[first : first + step])
+            if LAYOUTS[w.type].is_float:
+                self._stream.upload(planes[0] + first * row, part)
+                self._stream.wait()
+                continue
+            self._stream.upload(staging.address, part)
+            at = tuple(_plane_at(w, p, i, first) for i, p in enumerate(planes))
+            one = launches.convert(w.type, staging.address, at, len(part), w.cols)
+            self._stream.launch(self._kernels, [one], early=False)
+            self._stream.wait()
+
+    def planes(self, w: Weight) -> tuple[int, ...]:
+        """The planes of an uploaded weight."""
+        return self._weights[_key(w)]
+
+    def vector(self, v: Vector | None, width: int) -> int:
+        """Address of a float32 vector, 0 for none."""
+        if v is None:
+            return 0
+        if id(v) not in self._vectors:
+            data = np.ascontiguousarray(v.data, np.float32)
+            if data.shape != (width,):
+                raise KernelError(f"{v.name} has the shape {data.shape}, but {width} values are needed")
+            at = self.array(data, "vectors")
+            self._vectors[id(v)] = (v, at)
+        return self._vectors[id(v)][1]
+
+    def array(self, data: np.ndarray[Any, Any], what: str) -> int:
+        """A copy of an array."""
+        at = self.memory(data.nbytes, what)
+        self._stream.upload(at, data)
+        self._stream.wait()
+        return at
+
+    # buffers
+
+    def shared_scratch(self, name: str, nbytes: int) -> int:
+        """Zeroed memory that launches of one kind share, as they follow each other. It does not move: the first caller
+        must ask for the most."""
+        if name not in self._scratch:
+            made = self._scratch[name] = Memory(padded(nbytes, 256), name)
+            self._memory.append(made)
+            self.nbytes["buffers"] = self.nbytes.get("buffers", 0) + made.nbytes
+            self._stream.fill(made.address, 0, made.nbytes)
+            self._stream.wait()
+        if nbytes > self._scratch[name].nbytes:
+            raise KernelError(
+                f"scratch memory for {name} holds {self._scratch[name].nbytes} bytes, {nbytes} are needed"
+            )
+        return self._scratch[name].address
+
+    def buffer(self, b: Buffer) -> tuple[int, int]:
+        """Address of a buffer's or view's first value, and the values from row to row."""
+        root = root_of(b)
+        if root not in self._buffers:
+            stride = padded(root.width, 32)
+            rows = self.max_rows if root.rows == "tokens" else self.max_outputs
+            self._buffers[root] = self.memory(rows * stride * 4, "buffers"), stride
+        base, stride = self._buffers[root]
+        return base + 4 * b.offset, stride
+
+    def form(self, b: Buffer, form: Form) -> tuple[int, int]:
+        """A buffer as codes and meta, or as halves and scales."""
+        key = (root_of(b), b.offset, b.width, form)
+        if key not in self._forms:
+            rows = self.max_rows if b.rows == "tokens" else self.max_outputs
+            if form == "codes":
+                rows = min(rows, launches.FEW)
+                sizes = rows * b.width, rows * b.width // 4
+            else:
+                sizes = rows * b.width * 2, rows * 4
+            self._forms[key] = self.memory(sizes[0], "buffers"), self.memory(sizes[1], "buffers")
+        return self._forms[key]
+
+    def angles(self, a: Angles) -> tuple[int, int, int]:
+        """inv_freq, inv_freq_long (or 0), and the table of this step."""
+        if a not in self._angles:
+            freq = self.array(np.ascontiguousarray(a.inv_freq, np.float64), "vectors")
+            long = 0
+            if a.inv_freq_long is not None:
+                long = self.array(np.ascontiguousarray(a.inv_freq_long, np.float64), "vectors")
+            self._angles[a] = freq, long, self.memory(self.max_rows * len(a.inv_freq) * 8, "buffers")
+        return self._angles[a]
+
+
+def _key(w: Weight) -> tuple[int, str, int, int]:
+    return w.data.ctypes.data, w.type, w.rows, w.cols
+
+
+def _plane_at(w: Weight, plane: int, index: int, first: int) -> int:
+    """Where the rows from `first` on begin in a plane."""
+    layout = LAYOUTS[w.type]
+    units = w.cols // 32
+    return plane + first * (layout.per_unit[index] * units + layout.per_block[index] * (w.cols // 256))
+
+
+class DeviceCache:
+    """Pages of 128 tokens for all blocks, on the device. page_bytes and offsets are the same for every page."""
+
+    def __init__(self, placement: Placement, specs: Iterable[KVSpec], kv_type: str, n_pages: int) -> None:
+        if kv_type not in launches.KV_TYPES:
+            raise KernelError(f"the CUDA set has no cache of type {kv_type}; there are {', '.join(launches.KV_TYPES)}")
+        self.kv_type, self.n_pages = kv_type, n_pages
+        self._offsets: dict[int, int] = {}
+        at = 0
+        for s in specs:
+            for dim in (s.head_dim_k, s.head_dim_v):
+                if dim % (8 if kv_type == "f16" else 32) or dim > 256:
+                    raise KernelError(f"block {s.block}: a cache of type {kv_type} cannot hold heads of {dim} values")
+            self._offsets[s.block] = at
+            at += s.n_kv * launches.cache_head_bytes(kv_type, s.head_dim_k, s.head_dim_v)
+        self.page_bytes = padded(at, 256)
+        self.address = placement.memory(self.page_bytes * n_pages, "KV cache")
+
+    def struct(self, s: KVSpec) -> launches.Struct:
+        """The argument of kernels for a block."""
+        at = (self.address, self.page_bytes, self._offsets[s.block], s.n_kv, s.head_dim_k, s.head_dim_v)
+        return launches.cache_struct(*at, self.kv_type)

@@ -1,0 +1,79 @@
+"""Matrices of every format on the device, with their weights in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from cuda_device import Gpu
+from random_weights import random_matrix
+
+from hybridkern.kernels.cuda import launches
+from hybridkern.kernels.cuda.layout import LAYOUTS, device_bytes, plane_addresses
+
+FORMATS = list(LAYOUTS)
+QUANTISED = [f for f in FORMATS if not LAYOUTS[f].is_float]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """planes: where they lie on the device; weights: float64 [rows][cols]."""
+
+    type: str
+    planes: tuple[int, ...]
+    weights: Floats
+
+    @property
+    def rows(self) -> int:
+        return len(self.weights)
+
+    def part(self, out: int, out_stride: int, bias: int = 0, add: int = 0, add_stride: int = 0) -> dict[str, object]:
+        """As a product of a group."""
+        return {
+            "w": launches.matrix(self.planes),
+            "out": out,
+            "bias": bias,
+            "add": add,
+            "rows": self.rows,
+            "out_stride": out_stride,
+            "add_stride": add_stride,
+        }
+
+
+def upload(gpu: Gpu, type_name: str, rows: int, cols: int, seed: int = 0) -> Matrix:
+    """A random matrix, converted on the device."""
+    rng = np.random.default_rng([seed, rows, cols, *type_name.encode()])
+    raw, weights = random_matrix(rng, type_name, rows, cols, 1 / np.sqrt(cols))
+    base = gpu.empty(device_bytes(type_name, rows, cols))
+    planes = plane_addresses(base, type_name, rows, cols)
+    if LAYOUTS[type_name].is_float:
+        gpu.cuda.memcpy_htod(planes[0], np.ascontiguousarray(raw))
+    else:
+        gpu.run(launches.convert(type_name, gpu.put(raw), planes, rows, cols))
+    return Matrix(type_name, planes, weights)
+
+
+def quantised(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Codes [n][K / 32][32] and scales [n][K / 32] as the kernels define them."""
+    blocks = x.reshape(len(x), -1, 32)
+    peak = np.abs(blocks).max(-1)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(peak > 0, np.float32(127) / peak, np.float32(0)).astype(np.float32)
+    codes = np.rint(blocks * inverse[..., None]).astype(np.int32)
+    return codes, peak / np.float32(127)
+
+
+def as_seen(x: npt.NDArray[np.float32]) -> Floats:
+    """x after quantisation, in float64."""
+    codes, scales = quantised(x)
+    return (codes * scales[..., None].astype(np.float64)).reshape(x.shape)
+
+
+def error(y: npt.NDArray[np.float32], want: Floats) -> float:
+    """Largest relative error of a row, as a ratio of norms; NaN and inf count as infinite."""
+    if not np.isfinite(y).all():
+        return float("inf")
+    off, size = (np.linalg.norm(a.reshape(len(a), -1), axis=1) for a in (y - want, want))
+    return float((off / size).max())

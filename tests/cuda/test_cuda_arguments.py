@@ -1,0 +1,37 @@
+"""The structs of hk_args.h and of arguments.py are the same; needs a C compiler, no GPU."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hybridkern.kernels.cuda import arguments
+
+pytestmark = pytest.mark.on_host
+HEADER = Path(__file__).parents[2] / "csrc" / "cuda" / "hk_args.h"
+STRUCTS = {
+    "step": arguments.STEP, "matrix": arguments.MATRIX, "convert_args": arguments.CONVERT, "part": arguments.PART,
+    "matvec_args": arguments.MATVEC, "matmul_args": arguments.MATMUL, "rows_args": arguments.ROWS,
+    "embed_args": arguments.EMBED, "angles_args": arguments.ANGLES, "cache": arguments.CACHE,
+    "stream": arguments.STREAM, "heads_args": arguments.HEADS, "attend_args": arguments.ATTEND,
+    "argmax_args": arguments.ARGMAX,
+}  # fmt: skip
+
+
+def test_fields_lie_where_c_puts_them(tmp_path: Path) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    checks = [f'#include "{HEADER}"', "#include <stddef.h>"]
+    for name, kind in STRUCTS.items():
+        checks.append(f'_Static_assert(sizeof(hk_{name}) == {kind.itemsize}, "{name}");')
+        assert kind.names is not None and kind.fields is not None
+        for field in kind.names:
+            at = kind.fields[field][1]
+            checks.append(f'_Static_assert(offsetof(hk_{name}, {field}) == {at}, "{name}.{field}");')
+    source = tmp_path / "check.c"
+    source.write_text("\n".join(checks) + "\n")
+    subprocess.run([compiler, "-std=c11", "-c", "-o", str(tmp_path / "check.o"), str(source)], check=True)

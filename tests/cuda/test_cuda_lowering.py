@@ -1,0 +1,89 @@
+"""Which launches a model becomes; needs no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import CASES
+from running import load
+from tiny import write_tiny
+
+from hybridkern.kernels.cuda import placement
+from hybridkern.kernels.cuda.cuda_set import CudaTape
+from hybridkern.kernels.cuda.launches import home_of
+from hybridkern.kernels.interface import Recorder
+
+pytestmark = pytest.mark.on_host
+
+
+class FakeMemory:
+    """Addresses that nothing lies at."""
+
+    top = 1 << 32
+
+    def __init__(self, nbytes: int, what: str = "") -> None:
+        self.address, self.nbytes = FakeMemory.top, nbytes
+        FakeMemory.top += nbytes
+
+    def free(self) -> None:
+        pass
+
+
+class FakeDevice:
+    """Does nothing."""
+
+    processors, kernels, early = 132, None, True
+
+    def __init__(self) -> None:
+        self.stream = self
+
+    def upload(self, *args: Any) -> None: ...
+    def wait(self) -> None: ...
+    def fill(self, *args: Any) -> None: ...
+    def launch(self, *args: Any, **options: Any) -> None: ...
+
+
+def tape_of(monkeypatch: pytest.MonkeyPatch, path: Path, arch: str, **options: Any) -> CudaTape:
+    monkeypatch.setattr(placement, "Memory", FakeMemory)
+    model = load(write_tiny(path / "tiny.gguf", arch, **options).path)
+    r = Recorder()
+    logits = model.record(r)
+    tape = CudaTape(FakeDevice(), r.ops, logits)  # type: ignore[arg-type]
+    tape.prepare(specs=model.kv_specs, n_pages=4, n_seq=1, max_pages=4, max_rows=200, max_outputs=200)
+    return tape
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_every_architecture_lowers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str) -> None:
+    arch, options = CASES[case]
+    tape = tape_of(monkeypatch, tmp_path, arch, **options)
+    for n in (1, 2, 9, 33, 129):
+        assert tape.launches(n)[-1].function == "hk_argmax"
+
+
+def test_a_decode_block_is_six_launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = [x.function for x in tape_of(monkeypatch, tmp_path, "llama", type="Q4_K", n_layer=1).launches(1)]
+    assert names == [
+        "hk_angles", "hk_embed_q4_k",
+        "hk_matvec_q4_k", "hk_heads", "hk_decode64_f16", "hk_matvec_q4_k", "hk_matvec_q4_k", "hk_matvec_q4_k",
+        "hk_rows", "hk_matvec_q4_k", "hk_argmax",
+    ]  # fmt: skip
+
+
+def test_many_tokens_use_the_tensor_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = [
+        x.function for x in tape_of(monkeypatch, tmp_path, "gemma2", type="Q6_K", n_layer=1, tied=True).launches(129)
+    ]
+    assert names.count("hk_matmul_q6_k") == 8 and "hk_prefill128_f16" in names
+
+
+def test_every_kernel_is_in_the_file_that_its_name_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sources = Path(__file__).parents[2] / "csrc" / "cuda"
+    for type_name in ("F32", "F16", "Q6_K"):
+        tape = tape_of(monkeypatch, tmp_path, "gemma2", type=type_name, n_layer=1, tied=True)
+        for n in (1, 2, 9, 129):
+            for one in tape.launches(n):
+                stem = one.function.split("_")[1].rstrip("0123456789")
+                assert f"hk_{stem}" in (sources / f"{home_of(one.function)}.cu").read_text()

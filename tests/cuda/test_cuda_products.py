@@ -1,0 +1,157 @@
+"""Products of every format with 1 to 512 columns against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cuda_device import Gpu
+from cuda_formats import FORMATS, QUANTISED, as_seen, error, quantised, upload
+
+from hybridkern.kernels.cuda import launches
+from hybridkern.kernels.cuda.layout import LAYOUTS
+
+COUNTS = [1, 2, 8, 9, 31, 32, 33, 255, 257, 512]
+# int8 codes and float32 sums: only the order of additions differs. Halves: two roundings of 2^-11 a product.
+EXACT, HALVES = 2e-5, 2e-3
+
+
+def shapes(type_name: str) -> list[tuple[int, int]]:
+    wide = [(203, 768), (96, 2304)]
+    return wide if LAYOUTS[type_name].block == 256 else [*wide, (203, 288)]
+
+
+def quantise(gpu: Gpu, step: dict[str, int], x: int, n: int, cols: int) -> tuple[int, int]:
+    codes, meta = gpu.empty(n * cols), gpu.empty(n * cols // 4)
+    gpu.run(launches.rows(step, n, cols, x=x, x_stride=cols, codes=codes, meta=meta))
+    return codes, meta
+
+
+def to_half(gpu: Gpu, step: dict[str, int], x: int, n: int, cols: int) -> tuple[int, int]:
+    half, scale = gpu.empty(n * cols * 2), gpu.empty(n * 4)
+    gpu.run(launches.rows(step, n, cols, x=x, x_stride=cols, half=half, half_scale=scale))
+    return half, scale
+
+
+@pytest.mark.parametrize("n", [n for n in COUNTS if n <= 8])
+@pytest.mark.parametrize("type_name", QUANTISED)
+def test_matvec(gpu: Gpu, type_name: str, n: int) -> None:
+    for rows, cols in shapes(type_name):
+        rng = np.random.default_rng(n)
+        w = upload(gpu, type_name, rows, cols)
+        x = rng.standard_normal((n, cols)).astype(np.float32)
+        step, at, out = gpu.step(n), gpu.put(x), gpu.empty(n * rows * 4)
+        parts = [w.part(out, rows)]
+        if n == 1:
+            one = launches.matvec(type_name, step, parts, cols, x=at, processors=3)
+        else:
+            one = launches.matvec(
+                type_name, step, parts, cols, quantised=quantise(gpu, step, at, n, cols), processors=3
+            )
+        gpu.run(one)
+        assert error(gpu.get(out, (n, rows)), as_seen(x) @ w.weights.T) <= EXACT
+
+
+@pytest.mark.parametrize("n", [n for n in COUNTS if n > 8])
+@pytest.mark.parametrize("type_name", [f for f in FORMATS if f != "F32"])
+def test_matmul(gpu: Gpu, type_name: str, n: int) -> None:
+    for rows, cols in shapes(type_name):
+        rng = np.random.default_rng(n)
+        w = upload(gpu, type_name, rows, cols)
+        x = (rng.standard_normal((n, cols)) * 10.0 ** rng.uniform(-3, 3, (n, 1))).astype(np.float32)
+        x[-1] *= 1e6  # would overflow a half
+        step, at, out = gpu.step(n), gpu.put(x), gpu.empty(n * rows * 4)
+        half = to_half(gpu, step, at, n, cols)
+        gpu.run(launches.matmul(type_name, step, w.part(out, rows), cols, n, half=half))
+        assert error(gpu.get(out, (n, rows)), x.astype(np.float64) @ w.weights.T) <= HALVES
+
+
+@pytest.mark.parametrize("n", COUNTS)
+@pytest.mark.parametrize("type_name", ["F32", "F16", "BF16"])
+def test_float_products(gpu: Gpu, type_name: str, n: int) -> None:
+    if n > 8 and type_name != "F32":
+        pytest.skip("test_matmul has it")
+    rows, cols = 203, 288
+    w = upload(gpu, type_name, rows, cols)
+    x = np.random.default_rng(n).standard_normal((n, cols)).astype(np.float32)
+    step, at, out = gpu.step(n), gpu.put(x), gpu.empty(n * rows * 4)
+    gpu.run(launches.matmul(type_name, step, w.part(out, rows), cols, n, x32=at, x_stride=cols))
+    assert error(gpu.get(out, (n, rows)), x.astype(np.float64) @ w.weights.T) <= EXACT
+
+
+@pytest.mark.parametrize("n", [1, 5])
+def test_group_with_norm_bias_and_add(gpu: Gpu, n: int) -> None:
+    cols, sizes = 768, (130, 33, 65)
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((n, cols)).astype(np.float32)
+    norm = rng.standard_normal(cols).astype(np.float32)
+    step, at, norm_at = gpu.step(n), gpu.put(x), gpu.put(norm)
+    parts, wants, outs = [], [], []
+    seen = x.astype(np.float64)
+    seen = (seen / np.sqrt(np.mean(seen**2, axis=1, keepdims=True) + 1e-5) * norm).astype(np.float32)
+    for i, rows in enumerate(sizes):
+        w = upload(gpu, "Q4_K", rows, cols, i)
+        bias, add = (rng.standard_normal(s).astype(np.float32) for s in (rows, (n, rows + 3)))
+        out = gpu.put(add) if i == 1 else gpu.empty(n * (rows + 3) * 4)  # in place
+        parts.append(w.part(out, rows + 3, gpu.put(bias), out if i == 1 else gpu.put(add), rows + 3))
+        wants.append(as_seen(seen) @ w.weights.T + bias + add[:, :rows])
+        outs.append(out)
+    if n == 1:
+        gpu.run(launches.matvec("Q4_K", step, parts, cols, x=at, norm=norm_at, normalise=True, eps=1e-5))
+    else:
+        codes, meta = gpu.empty(n * cols), gpu.empty(n * cols // 4)
+        gpu.run(
+            launches.rows(
+                step, n, cols, x=at, x_stride=cols, norm=norm_at, normalise=1, eps=1e-5, codes=codes, meta=meta
+            ),
+            launches.matvec("Q4_K", step, parts, cols, quantised=(codes, meta)),
+        )
+    for out, rows, want in zip(outs, sizes, wants, strict=True):
+        assert error(gpu.get(out, (n, rows + 3))[:, :rows], want) <= 1e-3  # a code may round the other way
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("n", [1, 8])
+def test_gated_group(gpu: Gpu, n: int, act: str) -> None:
+    rows, cols = 201, 512
+    x = (3 * np.random.default_rng(1).standard_normal((n, cols))).astype(np.float32)
+    gate, up = upload(gpu, "Q6_K", rows, cols, 1), upload(gpu, "Q6_K", rows, cols, 2)
+    step, at, out = gpu.step(n), gpu.put(x), gpu.empty(n * rows * 4)
+    parts = [gate.part(out, rows), up.part(0, 0)]
+    given = {"x": at} if n == 1 else {"quantised": quantise(gpu, step, at, n, cols)}
+    gpu.run(launches.matvec("Q6_K", step, parts, cols, glu=act, **given))
+    g, u = as_seen(x) @ gate.weights.T, as_seen(x) @ up.weights.T
+    a = g / (1 + np.exp(-g)) if act == "silu" else 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
+    assert error(gpu.get(out, (n, rows)), a * u) <= EXACT
+
+
+def test_fewer_tokens_than_the_launch_was_made_for(gpu: Gpu) -> None:
+    """A graph of a step class serves fewer tokens: rows beyond the count stay as they are."""
+    rows, cols, n = 70, 512, 3
+    w = upload(gpu, "Q4_0", rows, cols)
+    x = np.random.default_rng(0).standard_normal((64, cols)).astype(np.float32)
+    step, at = gpu.step(n), gpu.put(x)
+    for made_for in (8, 64):
+        out = gpu.empty(64 * rows * 4)
+        part = w.part(out, rows)
+        if made_for == 8:
+            codes = quantise(gpu, step, at, 8, cols)
+            gpu.run(launches.matvec("Q4_0", step, [part], cols, quantised=codes))
+        else:
+            gpu.run(launches.matmul("Q4_0", step, part, cols, 64, half=to_half(gpu, step, at, 64, cols)))
+        y = gpu.get(out, (64, rows))
+        assert error(y[:n], x[:n].astype(np.float64) @ w.weights.T) <= 3e-2
+        assert np.isnan(y[n:]).all()
+
+
+@pytest.mark.parametrize("n", [1, 33])
+def test_quantisation_is_exact(gpu: Gpu, n: int) -> None:
+    cols = 288
+    x = np.random.default_rng(n).standard_normal((n, cols)).astype(np.float32)
+    x[0, :32] = 0
+    codes, meta = quantise(gpu, gpu.step(n), gpu.put(x), n, cols)
+    planes = gpu.get(codes, (n, 2, cols // 32, 16), np.int8).transpose(0, 2, 1, 3).reshape(n, -1, 32)
+    raw = gpu.get(meta, (n, cols // 32, 8), np.uint8)
+    want, scales = quantised(x)
+    assert np.array_equal(planes, want)
+    assert np.array_equal(raw[..., :4].copy().view(np.float32)[..., 0], scales)
+    assert np.array_equal(raw[..., 4:].copy().view(np.int16), want.reshape(n, -1, 2, 16).sum(-1))
