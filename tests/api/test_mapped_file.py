@@ -23,6 +23,13 @@ def test_a_file_that_is_cut_short(tiny_llama, tmp_path):
             model.logits([1, 2, 3])
 
 
+def test_a_file_that_is_cut_short_while_it_is_packed(tiny_llama, tmp_path):
+    path = tmp_path / "cut.gguf"
+    shutil.copy(tiny_llama, path)
+    with pytest.raises(hk.GGUFError, match=r"cut\.gguf"):
+        hk.load(path, threads=1, n_ctx=32, progress=lambda *_: os.truncate(path, 4096))
+
+
 def test_without_mmap_it_does_not_matter(tiny_llama, tmp_path):
     path = tmp_path / "read.gguf"
     shutil.copy(tiny_llama, path)

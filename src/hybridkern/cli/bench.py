@@ -30,16 +30,23 @@ if TYPE_CHECKING:
     from hybridkern import Model
 
 
+LONGEST = 1 << 24  # tokens; no context is longer, and their ids would fill the memory before anything is refused
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
     add_model(parser)
     group = parser.add_argument_group("what to measure")
     group.add_argument(
-        "-p", "--n-prompt", type=integer(0), default=512, metavar="N", help="prompt tokens; 0: none (512)"
+        "-p", "--n-prompt", type=integer(0, LONGEST), default=512, metavar="N", help="prompt tokens; 0: none (512)"
     )
-    group.add_argument("-n", "--n-gen", type=integer(0), default=64, metavar="N", help="tokens to generate (64)")
+    group.add_argument(
+        "-n", "--n-gen", type=integer(0, LONGEST), default=64, metavar="N", help="tokens to generate (64)"
+    )
     group.add_argument("-r", "--repetitions", type=integer(1, 1000), default=3, metavar="N", help="repetitions (3)")
-    group.add_argument("-d", "--n-depth", type=integer(0), default=0, metavar="N", help="context before generation (0)")
+    group.add_argument(
+        "-d", "--n-depth", type=integer(0, LONGEST), default=0, metavar="N", help="context before generation (0)"
+    )
     group.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     add_context(parser)
 

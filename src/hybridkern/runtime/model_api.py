@@ -116,6 +116,8 @@ class Model:
             kv_type=options.kv_type,
             progress=progress,
         )
+        if file.mmap:
+            file.check_intact()  # what was lost while it was packed reads as zeros
         self.turn = _Turn(self)
         self.sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self.given: set[int] = set()  # sequences that sessions have or had
