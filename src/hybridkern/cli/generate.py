@@ -16,7 +16,7 @@ from hybridkern.errors import ArgumentError
 from .flags import add_context, add_model, add_sampling, load_arguments, sampling_arguments
 from .terminal import loading, note, write
 from .timing import Clock, timings
-from .values import integer, unescape
+from .values import given_text, integer, unescape
 
 if TYPE_CHECKING:
     from hybridkern import Model, Piece
@@ -172,15 +172,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _prompt(args: argparse.Namespace) -> str | None:
-    text = args.prompt
-    if args.file == "-":
-        text = sys.stdin.read()
-    elif args.file is not None:
-        try:
-            with open(args.file, encoding="utf-8") as source:
-                text = source.read()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ArgumentError(f"-f {args.file}: {getattr(error, 'strerror', None) or error}") from error
+    text = given_text(args)
     if text is not None and args.escape:
         text = unescape(text)
     return text

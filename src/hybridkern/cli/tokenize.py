@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 from hybridkern.errors import ArgumentError
 
 from .flags import add_model
 from .terminal import note, write
+from .values import given_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,15 +33,8 @@ def run(args: argparse.Namespace) -> int:
 
     if (args.prompt is None) == (args.file is None):
         raise ArgumentError("give the text with -p or with -f")
-    text = args.prompt
-    if args.file == "-":
-        text = sys.stdin.read()
-    elif args.file is not None:
-        try:
-            with open(args.file, encoding="utf-8") as source:
-                text = source.read()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ArgumentError(f"-f {args.file}: {error}") from error
+    text = given_text(args)
+    assert text is not None
     found = locate(args.model, note)
     if found.note:
         note(found.note)

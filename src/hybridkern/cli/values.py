@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
+
+from hybridkern.errors import ArgumentError
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "0": "\0"}
 
@@ -75,3 +78,17 @@ def unescape(text: str) -> str:
 
 def _is_hex(text: str) -> bool:
     return len(text) == 2 and all(c in "0123456789abcdefABCDEF" for c in text)
+
+
+def given_text(args: argparse.Namespace) -> str | None:
+    """The text of -p, or of the file (- is standard input) of -f; ArgumentError where the file cannot be read."""
+    if args.file is None:
+        text: str | None = args.prompt
+        return text
+    if args.file == "-":
+        return sys.stdin.read()
+    try:
+        with open(args.file, encoding="utf-8") as source:
+            return source.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"-f {args.file}: {getattr(error, 'strerror', None) or error}") from error
