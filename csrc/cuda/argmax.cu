@@ -1,5 +1,6 @@
 /* The likeliest token of every output row, with the log of the sum of exponentials: partial results by chunk, combined
  * by the block that comes last. grid (chunks, outputs), 256 threads. */
+#include "hk_choice.cuh"
 #include "hk_rows.cuh"
 
 /* The best so far, the lowest index among equals; sum of exp(x - value); bad: a NaN was seen. */
@@ -75,7 +76,9 @@ HK_KERNEL hk_argmax(const __grid_constant__ hk_argmax_args a) {
         return;
     a.arrived[row] = 0;
     bool bad = c.bad || !(fabsf(c.value) <= HK_MAX_FLOAT);
+    float nan = __uint_as_float(0x7FC00000u), lse = bad ? nan : c.value + logf(c.sum);
     a.best[row] = bad ? -1 : c.index;
-    a.value[2 * row] = bad ? __uint_as_float(0x7FC00000u) : c.value;
-    a.value[2 * row + 1] = bad ? __uint_as_float(0x7FC00000u) : c.value + logf(c.sum);
+    a.value[2 * row] = bad ? nan : c.value;
+    a.value[2 * row + 1] = lse;
+    hand_over(a.to, a.step, row, bad ? -1 : c.index, bad ? nan : c.value, lse);
 }

@@ -132,6 +132,21 @@ typedef struct hk_attend_args {
     float scale, softcap;
 } hk_attend_args;
 
+/* Where the host finds a row's choice without any copy, entry.position being the row's position once it is there. */
+typedef struct hk_choice {
+    int best, position; /* best: -1 where nothing could be chosen */
+    float value, lse;
+} hk_choice;
+#define HK_CHOICES 8 /* entries of a ring by position */
+
+/* What becomes of a choice. next: the slot's tokens and positions, where every row is the only token of its sequence
+ * (outputs[i] == i): the next step then needs no word from the host. */
+typedef struct hk_handover {
+    hk_choice *host; /* [HK_CHOICES][host_stride], or NULL */
+    int *next_tokens, *next_positions;
+    long long host_stride;
+} hk_handover;
+
 typedef struct hk_argmax_args {
     hk_step step;
     const float *logits;
@@ -140,6 +155,22 @@ typedef struct hk_argmax_args {
     int *best;      /* [outputs] */
     float *value;   /* [outputs][2] best logit, log of the sum of exponentials; NaN where none can be chosen */
     long long width, stride;
+    hk_handover to;
 } hk_argmax_args;
+
+#define HK_TOPK_KEPT 512 /* candidates of a chunk, at most; at least k */
+typedef struct hk_topk_args {
+    hk_step step;
+    const float *logits;
+    unsigned long long *candidates; /* [outputs][chunks][HK_TOPK_KEPT] */
+    float *partial;                 /* [outputs][chunks][4] */
+    int *arrived;                   /* [outputs], zero between steps */
+    int *ids;                       /* [outputs][k], -1 behind the last one */
+    float *values;                  /* [outputs][k] */
+    float *total;                   /* [outputs][2] as value above */
+    long long width, stride;
+    hk_handover to;
+    int k, pad;
+} hk_topk_args;
 
 #endif

@@ -59,6 +59,9 @@ struct alignas(8) u32x2 {
 struct alignas(16) f32x4 {
     float v[4];
 };
+struct alignas(8) f32x2 {
+    float v[2];
+};
 
 /* Weights: read once, never written while a step runs. "volatile" keeps these loads in front of the wait for the
  * previous kernel; they bypass L1, which the activations need. */
@@ -103,6 +106,16 @@ HK_FN f32x4 load_fresh4(const float *p) {
                  : "=f"(r.v[0]), "=f"(r.v[1]), "=f"(r.v[2]), "=f"(r.v[3])
                  : "l"(p)
                  : "memory");
+    return r;
+}
+HK_FN f32x2 load_fresh2(const float *p) {
+    f32x2 r;
+    asm volatile("ld.global.cg.v2.f32 {%0,%1}, [%2];" : "=f"(r.v[0]), "=f"(r.v[1]) : "l"(p) : "memory");
+    return r;
+}
+HK_FN u64 load_fresh8(const u64 *p) {
+    u64 r;
+    asm volatile("ld.global.cg.u64 %0, [%1];" : "=l"(r) : "l"(p) : "memory");
     return r;
 }
 HK_FN float load_fresh(const float *p) {
@@ -204,6 +217,13 @@ HK_FN void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[2]), "r"(a[3]), "r"(b1));
 #endif
+}
+/* The transpose of an 8x8 matrix of halves: lane l holds columns 2 (l % 4) and the next of row l / 4, before and after.
+ */
+HK_FN u32 turned(u32 pair) {
+    u32 r;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
+    return r;
 }
 /* Four 8x8 matrices of halves; lane l gives the address of row l % 8 of matrix l / 8. */
 HK_FN void load_matrices(u32 (&r)[4], const void *row) {

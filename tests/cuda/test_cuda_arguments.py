@@ -17,7 +17,8 @@ STRUCTS = {
     "matvec_args": arguments.MATVEC, "matmul_args": arguments.MATMUL, "rows_args": arguments.ROWS,
     "embed_args": arguments.EMBED, "angles_args": arguments.ANGLES, "cache": arguments.CACHE,
     "stream": arguments.STREAM, "heads_args": arguments.HEADS, "attend_args": arguments.ATTEND,
-    "argmax_args": arguments.ARGMAX,
+    "argmax_args": arguments.ARGMAX, "topk_args": arguments.TOPK, "handover": arguments.HANDOVER,
+    "choice": arguments.CHOICE,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Embedding, norms, heads, the cache and argmax against float64."""
+"""Embedding, norms, heads and the cache against float64."""
 
 from __future__ import annotations
 
@@ -97,28 +97,3 @@ def test_heads(gpu: Gpu, dim: int, neox: int) -> None:
     a, b, c, s = want[..., first].copy(), want[..., second].copy(), cs[:, None, :, 0], cs[:, None, :, 1]
     want[..., first], want[..., second] = a * c - b * s, a * s + b * c
     assert error(gpu.get(at, (n, n_heads, dim)), want) <= 1e-5
-
-
-@pytest.mark.parametrize("width", [1, 31, 1000, 32003])
-def test_argmax(gpu: Gpu, width: int) -> None:
-    m = 6
-    logits = (5 * np.random.default_rng(width).standard_normal((m, width))).astype(np.float32)
-    logits[0] = -7.0  # equals: the lowest index
-    logits[1, width // 2] = np.nan
-    logits[2] = -np.inf
-    logits[3, width - 1] = 60
-    best, value = gpu.empty(4 * m), gpu.empty(8 * m)
-    fields = {"partial": gpu.empty(m * 64 * 16), "arrived": gpu.put(np.zeros(m), np.int32)}
-    for _ in range(2):  # the counters are ready again
-        gpu.run(
-            launches.argmax(
-                gpu.step(m, m), m, logits=gpu.put(logits), best=best, value=value, width=width, stride=width, **fields
-            )
-        )
-    ids, values = gpu.get(best, m, np.int32), gpu.get(value, (m, 2))
-    good = [0, 3, 4, 5]
-    x = logits[good].astype(np.float64)
-    assert np.array_equal(ids[good], x.argmax(1)) and np.array_equal(ids[[1, 2]], [-1, -1])
-    top = x.max(1)
-    assert np.abs(values[good] - np.stack([top, top + np.log(np.exp(x - top[:, None]).sum(1))], 1)).max() <= 2e-5
-    assert np.isnan(values[[1, 2]]).all()

@@ -57,7 +57,16 @@ ATTEND = _struct(
     (I32, "n_head window splits pad"),
     (F32, "scale softcap"),
 )
-ARGMAX = _struct((STEP, "step"), (P, "logits partial arrived best value"), (I64, "width stride"))
+HANDOVER = _struct((P, "host next_tokens next_positions"), (I64, "host_stride"))
+ARGMAX = _struct((STEP, "step"), (P, "logits partial arrived best value"), (I64, "width stride"), (HANDOVER, "to"))
+TOPK = _struct(
+    (STEP, "step"),
+    (P, "logits candidates partial arrived ids values total"),
+    (I64, "width stride"),
+    (HANDOVER, "to"),
+    (I32, "k pad"),
+)
+CHOICE = _struct((I32, "best position"), (F32, "value lse"))
 
 
 def fill(to: Any, values: Mapping[str, Any]) -> None:

@@ -8,18 +8,24 @@ from typing import Any
 
 import numpy as np
 
+from hybridkern.errors import KernelError
+
 from . import arguments as a
 from .layout import LAYOUTS, UNIT
 
 MATVEC_ROWS = 4
 MATVEC_WARPS = 16  # of a block, with one column
 FEW = 8  # columns that a matrix-vector kernel takes
+DECODE_HEADS, DECODE_WARPS, DECODE_RING = 8, 4, 16384  # of a block that decodes; bytes of shared memory per warp
+DECODE_BLOCKS = 3  # of them on a multiprocessor
 STAGES = 3
 WIDE = (128, 128, 256)  # rows, tokens and threads of a block that multiplies many columns
 KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2}
 ROW_MODES = {"copy": 0, "silu": 1, "gelu_tanh": 2, "add": 3, "scale": 4, "softcap": 5, "select": 6}
 GLU = {None: 0, "silu": 1, "gelu_tanh": 2}
-ARGMAX_CHUNKS = 64
+ARGMAX_CHUNKS = 64  # of a row of logits
+TOPK_MOST, TOPK_WIDTH, TOPK_KEPT = 256, 1 << 18, 512  # k, logits, candidates of a chunk
+TOPK_PARTIAL = ARGMAX_CHUNKS * (8 * TOPK_KEPT + 16)  # bytes of scratch per output row
 Struct = dict[str, Any]
 
 
@@ -36,7 +42,13 @@ class Launch:
 
 def home_of(function: str) -> str:
     """The source file, and so the image, that a kernel is in."""
-    for prefix, home in (("convert", "convert"), ("argmax", "argmax"), ("prefill", "attend"), ("decode", "attend")):
+    for prefix, home in (
+        ("convert", "convert"),
+        ("argmax", "argmax"),
+        ("topk", "topk"),
+        ("prefill", "attend_prefill"),
+        ("decode", "attend_decode"),
+    ):
         if function.startswith(f"hk_{prefix}"):
             return home
     is_float = function.startswith("hk_matvec") and function.endswith(("_f32", "_f16", "_bf16"))
@@ -206,8 +218,8 @@ def head_size(dim: int) -> int:
 
 def decode_splits(n: int, n_head: int, n_kv: int, processors: int, max_tokens: int) -> int:
     """Between how many blocks the cache of a token is divided."""
-    tiles = n_kv * _ceil(n_head // n_kv, 16) * n
-    return max(1, min(_ceil(4 * processors, tiles), _ceil(max_tokens, 64)))
+    tiles = n_kv * _ceil(n_head // n_kv, DECODE_HEADS) * n
+    return max(1, min(int(DECODE_BLOCKS * processors) // tiles, _ceil(max_tokens, 16 * DECODE_WARPS)))
 
 
 def attend(step: Struct, n: int, cache: Struct, kv_type: str, *, splits: int = 1, **fields: Any) -> Launch:
@@ -216,14 +228,24 @@ def attend(step: Struct, n: int, cache: Struct, kv_type: str, *, splits: int = 1
     args = a.pack(a.ATTEND, step=step, cache=cache, splits=splits, **fields)
     group = fields["n_head"] // cache["n_kv"]
     if n <= FEW:
-        grid = (splits, cache["n_kv"] * _ceil(group, 16), n)
-        return Launch(f"hk_decode{size}_{kv_type}", grid, (128, 1, 1), 2 * (16 + 128) * (size + 8), args)
+        grid = (splits, cache["n_kv"] * _ceil(group, DECODE_HEADS), n)
+        shared = DECODE_WARPS * DECODE_RING
+        return Launch(f"hk_decode{size}_{kv_type}", grid, (32 * DECODE_WARPS, 1, 1), shared, args)
     grid = (_ceil(n * group, 64), cache["n_kv"], 1)
     return Launch(f"hk_prefill{size}_{kv_type}", grid, (128, 1, 1), 2 * (64 + 128) * (size + 8), args)
 
 
+def topk(step: Struct, n: int, k: int, *, partial: int, width: int, **fields: Any) -> Launch:
+    """The k likeliest tokens of every output row, sorted; partial: n times TOPK_PARTIAL bytes."""
+    if not 1 <= k <= TOPK_MOST or width > TOPK_WIDTH:
+        raise KernelError(f"the CUDA set finds at most {TOPK_MOST} of {TOPK_WIDTH} logits, not {k} of {width}")
+    candidates = partial + n * ARGMAX_CHUNKS * 16
+    args = a.pack(a.TOPK, step=step, partial=partial, candidates=candidates, width=width, k=k, **fields)
+    return Launch("hk_topk", (ARGMAX_CHUNKS, n, 1), (256, 1, 1), 0, args)
+
+
 def argmax(step: Struct, n: int, **fields: Any) -> Launch:
-    """The likeliest token of every output row."""
+    """The likeliest token of every output row. fields: as in hk_argmax_args; to: {host, next_tokens, ...}."""
     return Launch("hk_argmax", (ARGMAX_CHUNKS, n, 1), (256, 1, 1), 0, a.pack(a.ARGMAX, step=step, **fields))
 
 
