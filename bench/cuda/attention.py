@@ -91,11 +91,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path)
     parser.add_argument("--quick", action="store_true", help="only the first shape")
     parser.add_argument("--only", choices=["decode", "prefill"])
-    parser.add_argument("--decode", type=float, nargs=3, help="warps, ring and blocks that hk_decode was compiled for")
     args = parser.parse_args()
-    if args.decode:
-        launches.DECODE_WARPS, launches.DECODE_RING = map(int, args.decode[:2])
-        launches.DECODE_BLOCKS = args.decode[2]
     cuda.init()
     context = cuda.Device(0).retain_primary_context()
     context.push()

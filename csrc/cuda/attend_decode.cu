@@ -19,11 +19,13 @@
 #include "hk_rows.cuh"
 
 #define CHUNK 16
-#ifndef WARPS
 #define WARPS 4
-#endif
-#ifndef RING
-#define RING 16384 /* bytes of a warp; four rings are what sm_75 has */
+/* Bytes of a warp. Two blocks of 96 KiB on a multiprocessor read faster than three of 64, and leave less to combine;
+ * sm_75 has 64 KiB. */
+#if __CUDA_ARCH__ >= 800
+#define RING 24576
+#else
+#define RING 16384
 #endif
 #define LOG2E 1.4426950408889634f
 
@@ -165,10 +167,10 @@ HK_FN void soften(const hk_attend_args &a, const part_of_cache &c, softmax &st, 
             peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, x));
         peak = fmaxf(fmaxf(peak, st.max[e]), -HK_MAX_FLOAT);
         grown |= peak > st.max[e];
-        shrink[e] = exp2f(st.max[e] - peak);
+        shrink[e] = exp2_of(st.max[e] - peak);
         st.max[e] = peak;
-        s[e] = exp2f(s[e] - peak);
-        s[e + 2] = exp2f(s[e + 2] - peak);
+        s[e] = exp2_of(s[e] - peak);
+        s[e + 2] = exp2_of(s[e + 2] - peak);
         st.sum[e] = st.sum[e] * shrink[e] + s[e] + s[e + 2];
     }
     if (__any_sync(~0u, grown))
@@ -251,7 +253,7 @@ HK_FN void combine_splits(const hk_attend_args &a, const float *part, int rows, 
             peak = fmaxf(peak, load_fresh(stats + s * stride));
         peak = warp_max(peak);
         for (int s = lane; s < splits; s += 32) {
-            float f = exp2f(load_fresh(stats + s * stride) - peak);
+            float f = exp2_of(load_fresh(stats + s * stride) - peak);
             factors[r * splits + s] = f;
             sum += f * load_fresh(stats + s * stride + 1);
         }
@@ -401,7 +403,7 @@ template <int HD, int TYPE> HK_FN void decode(const hk_attend_args &a) {
             peak = fmaxf(peak, ((float *)(rings + w * RING))[8 * HD + r]);
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
-            factor[w] = exp2f(((float *)(rings + w * RING))[8 * HD + r] - peak);
+            factor[w] = exp2_of(((float *)(rings + w * RING))[8 * HD + r] - peak);
             sum += ((float *)(rings + w * RING))[8 * HD + 8 + r] * factor[w];
         }
         float *to = splits == 1 ? out + r * dim : part + ((s64)r * a.splits + split) * (dim + 2);

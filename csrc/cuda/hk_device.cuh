@@ -31,7 +31,21 @@ HK_FN u16 float_to_half(float f) {
     return h;
 }
 HK_FN float bf16_to_float(u16 h) { return __uint_as_float((u32)h << 16); }
-HK_FN u32 pack_half2(float lo, float hi) { return (u32)float_to_half(lo) | (u32)float_to_half(hi) << 16; }
+HK_FN u32 pack_half2(float lo, float hi) {
+#if __CUDA_ARCH__ >= 800
+    u32 d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
+    return d;
+#else
+    return (u32)float_to_half(lo) | (u32)float_to_half(hi) << 16;
+#endif
+}
+/* 2^x in one instruction, to 2^-22; 0 for results below 2^-126. */
+HK_FN float exp2_of(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 HK_FN u32 half2_sub(u32 a, u32 b) {
     u32 d;
     asm("sub.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));

@@ -20,10 +20,12 @@ class LaunchBuilder:
     """Launches over the memory of a placement. step: the slot's struct."""
 
     def __init__(
-        self, placement: Placement, cache: DeviceCache, step: Struct, n: int, m: int, processors: int, max_tokens: int
-    ) -> None:
+        self, placement: Placement, cache: DeviceCache, step: Struct, n: int, m: int, processors: int, max_tokens: int,
+        small: bool = False,
+    ) -> None:  # fmt: skip
         self._place, self._cache, self._step = placement, cache, step
         self._n, self._m, self._processors, self._max_tokens = n, m, processors, max_tokens
+        self._small = small  # little shared memory: before sm_80
         self.made: list[Launch] = []
 
     def build(self, fused: Sequence[Fused]) -> list[Launch]:
@@ -180,7 +182,7 @@ class LaunchBuilder:
         n_head = p["n_head"]
         if n_head % kv.n_kv or q.width != n_head * kv.head_dim_k or out.width != n_head * kv.head_dim_v:
             raise KernelError(f"attention of {n_head} heads over {kv} reads {q.width} and writes {out.width} values")
-        splits = launches.decode_splits(self._n, n_head, kv.n_kv, self._processors, self._max_tokens)
+        splits = launches.decode_splits(self._n, n_head, kv.n_kv, self._processors, self._max_tokens, small=self._small)
         fields = dict(zip(("q", "q_stride"), self._place.buffer(q), strict=True))
         fields |= dict(zip(("out", "out_stride"), self._place.buffer(out), strict=True))
         if self._n <= launches.FEW:
@@ -188,8 +190,8 @@ class LaunchBuilder:
             fields["partial"] = self._place.shared_scratch("attention", size)
             fields["arrived"] = self._place.shared_scratch("counters", 4 * 65536)
         one = launches.attend(
-            self._step, self._n, self._cache.struct(kv), self._cache.kv_type, splits=splits, n_head=n_head,
-            window=p["window"], scale=p["scale"], softcap=p["softcap"], **fields,
+            self._step, self._n, self._cache.struct(kv), self._cache.kv_type, splits=splits, small=self._small,
+            n_head=n_head, window=p["window"], scale=p["scale"], softcap=p["softcap"], **fields,
         )  # fmt: skip
         self.made.append(one)
 

@@ -16,8 +16,12 @@ from .layout import LAYOUTS, UNIT
 MATVEC_ROWS = 4
 MATVEC_WARPS = 16  # of a block, with one column
 FEW = 8  # columns that a matrix-vector kernel takes
-DECODE_HEADS, DECODE_WARPS, DECODE_RING = 8, 4, 16384  # of a block that decodes; bytes of shared memory per warp
-DECODE_BLOCKS = 3  # of them on a multiprocessor
+DECODE_HEADS, DECODE_WARPS = 8, 4  # of a block that decodes
+PREFILL_ROWS = 128
+# Bytes of shared memory of attention, and decoding blocks on a multiprocessor; the small ones: before sm_80
+DECODE_SHARED, DECODE_BLOCKS = {False: 98304, True: 65536}, {False: 2, True: 1}
+PREFILL_SHARED = {64: 50176, 128: 66560, 256: 98304}
+PREFILL_SHARED_SMALL = 50176
 STAGES = 3
 WIDE = (128, 128, 256)  # rows, tokens and threads of a block that multiplies many columns
 KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2}
@@ -216,23 +220,26 @@ def head_size(dim: int) -> int:
     return next((size for size in (64, 128, 256) if dim <= size), 0)
 
 
-def decode_splits(n: int, n_head: int, n_kv: int, processors: int, max_tokens: int) -> int:
-    """Between how many blocks the cache of a token is divided."""
+def decode_splits(n: int, n_head: int, n_kv: int, processors: int, max_tokens: int, *, small: bool = False) -> int:
+    """Between how many blocks the cache of a token is divided. small: shared memory as before sm_80."""
     tiles = n_kv * _ceil(n_head // n_kv, DECODE_HEADS) * n
-    return max(1, min(int(DECODE_BLOCKS * processors) // tiles, _ceil(max_tokens, 16 * DECODE_WARPS)))
+    return max(1, min(DECODE_BLOCKS[small] * processors // tiles, _ceil(max_tokens, 16 * DECODE_WARPS)))
 
 
-def attend(step: Struct, n: int, cache: Struct, kv_type: str, *, splits: int = 1, **fields: Any) -> Launch:
-    """Attention of n tokens; at most 8 are decoded with split caches. fields: q, out, strides, n_head, scale, ..."""
+def attend(
+    step: Struct, n: int, cache: Struct, kv_type: str, *, splits: int = 1, small: bool = False, **fields: Any
+) -> Launch:
+    """Attention of n tokens; at most 8 are decoded with split caches. fields: q, out, strides, n_head, scale, ...;
+    small: as for decode_splits."""
     size = head_size(max(cache["dim_k"], cache["dim_v"]))
     args = a.pack(a.ATTEND, step=step, cache=cache, splits=splits, **fields)
     group = fields["n_head"] // cache["n_kv"]
     if n <= FEW:
         grid = (splits, cache["n_kv"] * _ceil(group, DECODE_HEADS), n)
-        shared = DECODE_WARPS * DECODE_RING
-        return Launch(f"hk_decode{size}_{kv_type}", grid, (32 * DECODE_WARPS, 1, 1), shared, args)
-    grid = (_ceil(n * group, 64), cache["n_kv"], 1)
-    return Launch(f"hk_prefill{size}_{kv_type}", grid, (128, 1, 1), 2 * (64 + 128) * (size + 8), args)
+        return Launch(f"hk_decode{size}_{kv_type}", grid, (32 * DECODE_WARPS, 1, 1), DECODE_SHARED[small], args)
+    grid = (cache["n_kv"], _ceil(n * group, PREFILL_ROWS), 1)
+    shared = PREFILL_SHARED_SMALL if small else PREFILL_SHARED[size]
+    return Launch(f"hk_prefill{size}_{kv_type}", grid, (128, 1, 1), shared, args)
 
 
 def topk(step: Struct, n: int, k: int, *, partial: int, width: int, **fields: Any) -> Launch:
