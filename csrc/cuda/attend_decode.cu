@@ -1,8 +1,8 @@
 /* Attention of a step with few tokens: bound by reading the cache, so everything here is about bytes in flight.
  *
  * A block serves up to 8 query heads of one KV head and a part of the cache; each warp walks chunks of 16 tokens of its
- * own, with a ring of asynchronous copies in shared memory and a softmax state of its own. No barrier stands between
- * them until they merge at the end; the last block of a head combines the parts.
+ * own (hk_chunk.cuh), with a ring of asynchronous copies in shared memory and a softmax state of its own. No barrier
+ * stands between them until they merge at the end; the block that comes last combines the parts of its heads.
  *
  * The tokens of a chunk are the 16 rows of a matrix instruction and the heads its 8 columns, so that a single head (no
  * grouped queries) costs a quarter of the issue slots there are: scores = K Q, out = V' P, the weights P turned by
@@ -14,267 +14,272 @@
  *
  * Pages before the first token of this step were written by earlier steps, and a step's graph starts when the one
  * before it has ended: their copies may start before wait_for_previous(), beside the kernels that make q, k and v.
+ *
+ * With one token, norm and rotation of the heads and the store of its keys and values may be done here (hk_decode_one;
+ * a.stream: q, k, v), which saves a launch: every warp prepares the queries it needs, and the warp whose chunk holds
+ * the token stores it.
+ *
+ * Lost, 8,192 tokens of 32 heads of 128: barriers between warps and one step in flight (64 us); 8 KiB a ring, 4 or 8
+ * warps (39-41 us); 16 KiB and three blocks (34 us, 33 now); clusters of 8 blocks that combine through each other's
+ * shared memory (43-52 us: they need 8 places in one group of multiprocessors at once, and 128 tokens took twice the
+ * time too).
  */
-#include "hk_cache.cuh"
-#include "hk_rows.cuh"
+#include "hk_chunk.cuh"
 
-#define CHUNK 16
-#define WARPS 4
-/* Bytes of a warp. Two blocks of 96 KiB on a multiprocessor read faster than three of 64, and leave less to combine;
- * sm_75 has 64 KiB. */
-#if __CUDA_ARCH__ >= 800
-#define RING 24576
-#else
-#define RING 16384
-#endif
-#define LOG2E 1.4426950408889634f
+/* --- the heads of the step's only token --- */
 
-/* K or V of a chunk in shared memory: rows of codes, 16-byte pieces exchanged so that no reader meets a bank twice,
- * then scales as the page holds them. */
-template <int HD, int TYPE> struct chunk {
-    static constexpr int ROW = TYPE == HK_CACHE_F16 ? 2 * HD : TYPE == HK_CACHE_Q8_0 ? HD : HD / 2;
-    static constexpr int PIECES = ROW / 16, CODES = CHUNK * ROW;
-    static constexpr int BYTES = CODES + (TYPE == HK_CACHE_F16 ? 0 : HD);
-    static constexpr int SLOTS = RING / BYTES >= 8 ? 8 : RING / BYTES & ~1;
-    static_assert(SLOTS >= 2, "a ring holds keys and values");
-    static __device__ __forceinline__ int piece(int row, int i) {
-        int turn = TYPE == HK_CACHE_F16 ? row & 7 : (row & 6) ^ (row & 1) << 2;
-        return row * ROW + ((i ^ turn & (PIECES - 1)) << 4);
+/* N pairs of a head's vector x after norm and rotation; pair i is dimensions dims(i) and the next, zero where dims(i)
+ * is negative. Straight code without branches, so that all loads are on their way at once. sum: adds up over those
+ * lanes that hold the rest of the vector. */
+template <int N, class DIMS, class SUM>
+HK_FN void prepare(const hk_stream &s, const float *x, DIMS dims, SUM sum, f32x2 (&v)[N]) {
+    float squares = 0, factor = 1;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        v[i] = load_fresh2(x + max(dims(i), 0));
+    if (s.norm) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            squares += dims(i) >= 0 ? v[i].v[0] * v[i].v[0] + v[i].v[1] * v[i].v[1] : 0;
+        factor = rsqrtf(sum(squares) / (float)s.dim + s.eps);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            f32x2 w = load_fresh2(s.norm + max(dims(i), 0));
+            v[i] = {{v[i].v[0] * factor * w.v[0], v[i].v[1] * factor * w.v[1]}};
+        }
     }
-};
+    if (s.angles && s.neox) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            int d = dims(i), other = d >= s.half ? d - s.half : d + s.half, pair = min(d, other);
+            bool turns = d >= 0 && d < 2 * s.half;
+            f32x2 w = load_fresh2(x + (turns ? other : 0)), m = {{1, 1}};
+            if (s.norm)
+                m = load_fresh2(s.norm + (turns ? other : 0));
+            f32x4 c = load_fresh4(s.angles + (turns ? 2 * pair : 0)); /* of two pairs */
+            float sign = d >= s.half ? factor : -factor;
+            f32x2 y = {{v[i].v[0] * c.v[0] + sign * w.v[0] * m.v[0] * c.v[1],
+                        v[i].v[1] * c.v[2] + sign * w.v[1] * m.v[1] * c.v[3]}};
+            v[i] = turns ? y : v[i];
+        }
+    } else if (s.angles) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            int d = dims(i);
+            bool turns = d >= 0 && d < 2 * s.half;
+            f32x2 c = load_fresh2(s.angles + (turns ? d : 0));
+            f32x2 y = {{v[i].v[0] * c.v[0] - v[i].v[1] * c.v[1], v[i].v[0] * c.v[1] + v[i].v[1] * c.v[0]}};
+            v[i] = turns ? y : v[i];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        v[i] = dims(i) >= 0 ? v[i] : f32x2{{0, 0}};
+}
 
-/* What a block works on. */
-struct part_of_cache {
-    const int *pages;
-    int head, low, high; /* visible positions [low, high) */
+/* Prepares and stores the token's keys (stream 1) or values (2) of a KV head; one warp, vector: scratch of a block. */
+template <int HD, int TYPE>
+HK_FN void store_new(const hk_attend_args &a, const part_of_cache &c, int stream, float *vector, int lane) {
+    const hk_stream &s = a.stream[stream];
+    if (!s.x)
+        return;
+    f32x2 v[HD / 64];
+    auto dims = [&](int i) { return 2 * lane + 64 * i < s.dim ? 2 * lane + 64 * i : -1; };
+    prepare(s, s.x + c.head * s.dim, dims, warp_sum, v);
+#pragma unroll
+    for (int i = 0; i < HD / 64; i++)
+        *(f32x2 *)(vector + 2 * lane + 64 * i) = v[i];
+    __syncwarp();
+    int position = c.high - 1, slot = position % HK_PAGE;
+    u8 *plane = plane_of<TYPE>(a.cache, c.pages[position / HK_PAGE], c.head, stream == 2);
+    store_head<TYPE>(plane, s.dim, slot, vector, lane);
+    __syncwarp();
+}
+
+/* Queries of a thread's head g as B fragments; RAW: to be prepared if a.stream says so. */
+template <int HD, int TYPE, bool RAW>
+HK_FN void load_queries(const hk_attend_args &a, const float *x, bool mine, u32 (&q)[HD / 8], int t) {
+    f32x2 v[HD / 8];
+    auto dims = [&](int i) {
+        int d = key_dimension<TYPE>(i / 2, i & 1, t);
+        return mine && d < a.cache.dim_k ? d : -1;
+    };
+    if (RAW && a.stream[0].x) {
+        auto quad_sum = [](float y) {
+            y += __shfl_xor_sync(~0u, y, 1);
+            return y + __shfl_xor_sync(~0u, y, 2);
+        };
+        prepare(a.stream[0], mine ? x : a.q, dims, quad_sum, v);
+    } else {
+#pragma unroll
+        for (int i = 0; i < HD / 8; i++) {
+            v[i] = {{0, 0}};
+            if (dims(i) >= 0)
+                v[i] = load_fresh2(x + dims(i));
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < HD / 8; i++)
+        q[i] = pack_half2(v[i].v[0] * a.scale, v[i].v[1] * a.scale);
+}
+
+/* --- merging --- */
+
+/* A warp's state, for others to read. */
+template <int HD> struct merged {
+    float sums[8][HD], peak[8], weight[8];
 };
 
 template <int HD, int TYPE>
-HK_FN void fetch(u8 *slot, const hk_attend_args &a, const part_of_cache &c, int page, int first, bool values,
-                 int lane) {
-    using S = chunk<HD, TYPE>;
-    int dim = values ? a.cache.dim_v : a.cache.dim_k, row_bytes = code_row_bytes<TYPE>(dim);
-    const u8 *plane = plane_of<TYPE>(a.cache, page, c.head, values);
-    int row0 = lane / S::PIECES, i = lane % S::PIECES, in_page = first % HK_PAGE;
-    const u8 *from = plane + (in_page + row0) * row_bytes + 16 * i;
-    if (16 * i < row_bytes) {
-#pragma unroll
-        for (int r = 0; r < CHUNK * S::PIECES / 32; r++) {
-            constexpr int ROWS = 32 / S::PIECES;
-            u32 position = first + row0 + r * ROWS;
-            copy16_async(slot + S::piece(row0 + r * ROWS, i), from + r * ROWS * row_bytes,
-                         position - (u32)c.low < (u32)(c.high - c.low));
-        }
-    }
-    if (TYPE != HK_CACHE_F16 && 16 * lane < dim)
-        copy16_async(slot + S::CODES + 16 * lane, plane + HK_PAGE * row_bytes + in_page * (dim / 16) + 16 * lane, true);
-}
-
-/* Dimension d of k-step s, pair h of a fragment's two, for lane t of a quad. */
-template <int TYPE> HK_FN int key_dimension(int s, int h, int t) {
-    return TYPE == HK_CACHE_F16 ? 16 * s + 8 * h + 2 * t : 64 * (s / 4) + 16 * t + 4 * (s % 4) + 2 * h;
-}
-/* Dimension of row g (h = 0) or g + 8 of result tile i. */
-template <int HD, int TYPE> HK_FN int value_dimension(int i, int h, int g) {
-    return TYPE == HK_CACHE_F16 ? 16 * i + 8 * h + g : HD / 8 * g + 2 * i + h;
-}
-HK_FN u32 codes8_to_half2(u32 codes, u32 selector, u32 scale) { /* 0x6480 is 1024 + 128 */
-    return half2_mul(half2_sub(permute(codes, 0x64646464u, selector), 0x64806480u), scale);
-}
-HK_FN u32 codes4_to_half2(u32 word, int i, u32 scale) {
-    return half2_mul(half2_sub((word >> 4 * i & 0x000F000Fu) | 0x64006400u, 0x64086408u), scale);
-}
-HK_FN u32 twice(u32 half) { return half | half << 16; }
-
-/* Scores of a chunk: s[0], s[1] of row g and heads 2 t, 2 t + 1; s[2], s[3] of row g + 8. */
-template <int HD, int TYPE> HK_FN void score(const u8 *slot, int dim, const u32 (&q)[HD / 8], float (&s)[4], int lane) {
-    using S = chunk<HD, TYPE>;
-    float more[4] = {0, 0, 0, 0};
-    int g = lane >> 2, t = lane & 3, m = lane >> 3;
-    s[0] = s[1] = s[2] = s[3] = 0;
-    if constexpr (TYPE == HK_CACHE_F16) {
-#pragma unroll
-        for (int k = 0; k < HD / 16; k++) {
-            u32 f[4];
-            load_matrices(f, slot + S::piece((lane & 7) + (m & 1) * 8, 2 * k + (m >> 1)));
-            mma_f16(k & 1 ? more : s, f, q[2 * k], q[2 * k + 1]);
-        }
-    } else {
-        const u16 *scales = (const u16 *)(slot + S::CODES);
-        int blocks = dim / 32;
-#pragma unroll
-        for (int j = 0; j < HD / 64; j++) {
-            int b = 2 * j + (t >> 1);
-            u32 d0 = b < blocks ? twice(scales[g * blocks + b]) : 0;
-            u32 d1 = b < blocks ? twice(scales[(g + 8) * blocks + b]) : 0;
-            if constexpr (TYPE == HK_CACHE_Q8_0) {
-                u32x4 r0 = *(const u32x4 *)(slot + S::piece(g, 4 * j + t));
-                u32x4 r1 = *(const u32x4 *)(slot + S::piece(g + 8, 4 * j + t));
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    u32 w0 = r0.v[i] ^ 0x80808080u, w1 = r1.v[i] ^ 0x80808080u;
-                    u32 f[4] = {codes8_to_half2(w0, 0x4140u, d0), codes8_to_half2(w1, 0x4140u, d1),
-                                codes8_to_half2(w0, 0x4342u, d0), codes8_to_half2(w1, 0x4342u, d1)};
-                    mma_f16(i & 1 ? more : s, f, q[8 * j + 2 * i], q[8 * j + 2 * i + 1]);
-                }
-            } else {
-                u32x2 r0 = *(const u32x2 *)(slot + S::piece(g, 2 * j + (t >> 1)) + 8 * (t & 1));
-                u32x2 r1 = *(const u32x2 *)(slot + S::piece(g + 8, 2 * j + (t >> 1)) + 8 * (t & 1));
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    u32 w0 = r0.v[i >> 1] >> 8 * (i & 1), w1 = r1.v[i >> 1] >> 8 * (i & 1);
-                    u32 f[4] = {codes4_to_half2(w0, 0, d0), codes4_to_half2(w1, 0, d1), codes4_to_half2(w0, 1, d0),
-                                codes4_to_half2(w1, 1, d1)};
-                    mma_f16(i & 1 ? more : s, f, q[8 * j + 2 * i], q[8 * j + 2 * i + 1]);
-                }
-            }
-        }
-    }
-#pragma unroll
-    for (int e = 0; e < 4; e++)
-        s[e] += more[e];
-}
-
-/* Softmax of a thread's heads 2 t and 2 t + 1; sums lie divided over the lanes until the end. */
-struct softmax {
-    float max[2], sum[2];
-};
-
-/* Masks, caps and turns scores into weights, as the B fragment of the next product; rescales what was summed so far. */
-template <int TILES>
-HK_FN void soften(const hk_attend_args &a, const part_of_cache &c, softmax &st, int first, float (&s)[4],
-                  float (&o)[TILES][4], u32 (&p)[2], int lane) {
-    if (a.softcap > 0)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            s[e] = a.softcap * tanh_of(s[e] / a.softcap);
-#pragma unroll
-    for (int e = 0; e < 4; e++)
-        s[e] *= LOG2E;
-    if (first < c.low || first + CHUNK > c.high)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            int at = first + (lane >> 2) + 4 * (e & 2);
-            s[e] = at >= c.low && at < c.high ? s[e] : -HK_INFINITY;
-        }
-    float shrink[2];
-    bool grown = false;
+HK_FN void leave_state(merged<HD> &to, softmax &st, const float (&o)[HD / 16][4], int rows, int lane) {
+    int g = lane >> 2, t = lane & 3;
 #pragma unroll
     for (int e = 0; e < 2; e++) {
-        float peak = fmaxf(s[e], s[e + 2]);
+        int r = 2 * t + e;
 #pragma unroll
-        for (int x = 4; x < 32; x <<= 1)
-            peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, x));
-        peak = fmaxf(fmaxf(peak, st.max[e]), -HK_MAX_FLOAT);
-        grown |= peak > st.max[e];
-        shrink[e] = exp2_of(st.max[e] - peak);
-        st.max[e] = peak;
-        s[e] = exp2_of(s[e] - peak);
-        s[e + 2] = exp2_of(s[e + 2] - peak);
-        st.sum[e] = st.sum[e] * shrink[e] + s[e] + s[e + 2];
-    }
-    if (__any_sync(~0u, grown))
-#pragma unroll
-        for (int i = 0; i < TILES; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                o[i][e] *= shrink[e & 1];
-    p[0] = turned(pack_half2(s[0], s[1]));
-    p[1] = turned(pack_half2(s[2], s[3]));
-}
-
-template <int HD, int TYPE>
-HK_FN void weigh(const u8 *slot, int dim, int valid, const u32 (&p)[2], float (&o)[HD / 16][4], int lane) {
-    using S = chunk<HD, TYPE>;
-    int g = lane >> 2, t = lane & 3, m = lane >> 3;
-    if constexpr (TYPE == HK_CACHE_F16) {
+        for (int k = 4; k < 32; k <<= 1)
+            st.sum[e] += __shfl_xor_sync(~0u, st.sum[e], k);
+        if (r >= rows)
+            continue;
+        if (g == 0)
+            to.peak[r] = st.max[e], to.weight[r] = st.sum[e];
 #pragma unroll
         for (int i = 0; i < HD / 16; i++) {
-            u32 f[4];
-            load_matrices_transposed(f, slot + S::piece((lane & 7) + (m >> 1) * 8, 2 * i + (m & 1)));
-            mma_f16(o[i], f, p[0], p[1]);
-        }
-    } else {
-        const u16 *scales = (const u16 *)(slot + S::CODES);
-        int blocks = dim / 32, b = HD / 8 * g / 32;
-        u32 d[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) { /* tokens 2 t + 8 h and the next */
-            int at = 2 * t + 8 * h;
-            u32 first = b < blocks && (valid >> at & 1) ? scales[at * blocks + b] : 0;
-            u32 second = b < blocks && (valid >> at & 2) ? scales[(at + 1) * blocks + b] : 0;
-            d[h] = first | second << 16;
-        }
-        constexpr int WORDS = TYPE == HK_CACHE_Q8_0 ? HD / 32 : HD / 64, STEP = WORDS > 4 ? 4 : WORDS;
-#pragma unroll
-        for (int w = 0; w < WORDS; w += STEP) {
-            u32 r[4][STEP];
-#pragma unroll
-            for (int k = 0; k < 4; k++) { /* tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9 */
-                int byte = 4 * (WORDS * g + w);
-                const u8 *at = slot + S::piece(2 * t + (k & 1) + 4 * (k & 2), byte >> 4) + (byte & 15);
-                if constexpr (STEP == 4)
-                    *(u32x4 *)r[k] = *(const u32x4 *)at;
-                else if constexpr (STEP == 2)
-                    *(u32x2 *)r[k] = *(const u32x2 *)at;
-                else
-                    r[k][0] = *(const u32 *)at;
-            }
-#pragma unroll
-            for (int i = 0; i < STEP; i++) {
-#pragma unroll
-                for (int e = 0; e < (TYPE == HK_CACHE_Q8_0 ? 2 : 4); e++) {
-                    u32 f[4];
-#pragma unroll
-                    for (int h = 0; h < 2; h++)
-                        if constexpr (TYPE == HK_CACHE_Q8_0) {
-                            u32 x = permute(r[2 * h][i], r[2 * h + 1][i], e ? 0x7362u : 0x5140u) ^ 0x80808080u;
-                            f[2 * h] = codes8_to_half2(x, 0x4140u, d[h]);
-                            f[2 * h + 1] = codes8_to_half2(x, 0x4342u, d[h]);
-                        } else {
-                            f[2 * h] = codes4_to_half2(permute(r[2 * h][i], r[2 * h + 1][i], 0x5410u), e, d[h]);
-                            f[2 * h + 1] = codes4_to_half2(permute(r[2 * h][i], r[2 * h + 1][i], 0x7632u), e, d[h]);
-                        }
-                    mma_f16(o[(w + i) * (TYPE == HK_CACHE_Q8_0 ? 2 : 4) + e], f, p[0], p[1]);
-                }
-            }
+            to.sums[r][value_dimension<HD, TYPE>(i, 0, g)] = o[i][e];
+            to.sums[r][value_dimension<HD, TYPE>(i, 1, g)] = o[i][e + 2];
         }
     }
 }
 
-/* Combines the parts of `rows` heads; partial rows are dim_v sums, peak, sum. */
-HK_FN void combine_splits(const hk_attend_args &a, const float *part, int rows, int splits, float *out, float *shared) {
-    int dim = a.cache.dim_v, stride = dim + 2, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    float *factors = shared, *totals = shared + rows * splits;
+/* Value d of row r out of n parts. part(i) gives {sum of weights, peak, value}. */
+struct term {
+    float weight, peak, value;
+};
+template <int UNROLL, class PART> HK_FN term combined(int n, PART part) {
+    term r = {0, -HK_INFINITY, 0};
+#pragma unroll UNROLL
+    for (int i = 0; i < n; i++) {
+        term p = part(i);
+        float peak = fmaxf(fmaxf(r.peak, p.peak), -HK_MAX_FLOAT);
+        float mine = exp2_of(r.peak - peak), its = exp2_of(p.peak - peak);
+        r = {r.weight * mine + p.weight * its, peak, r.value * mine + p.value * its};
+    }
+    return r;
+}
+
+/* Parts of a token's heads in global memory: values [token][head][splits][dim_v], behind all of them peak and sum. */
+HK_FN float *part_values(const hk_attend_args &a, int token, int head, int split) {
+    return a.partial + (((s64)token * a.n_head + head) * a.splits + split) * a.cache.dim_v;
+}
+HK_FN float *part_state(const hk_attend_args &a, int token, int head, int split) {
+    return a.partial + (s64)gridDim.z * a.n_head * a.splits * a.cache.dim_v +
+           2 * (((s64)token * a.n_head + head) * a.splits + split);
+}
+/* Whether this block is the last of n to arrive, everything the others wrote before being visible then. */
+HK_FN bool comes_last(int *arrived, int n) {
+    __threadfence();
+    bool last = __syncthreads_or(threadIdx.x == 0 && atomicAdd(arrived, 1) == n - 1);
+    if (last) {
+        __threadfence();
+        if (threadIdx.x == 0)
+            *arrived = 0;
+    }
+    return last;
+}
+
+/* Combines the parts of several heads: four values of a row at a time, the threads that are left over sharing out the
+ * splits. shared: free memory. */
+HK_FN void combine_rows(const hk_attend_args &a, int token, int head, int rows, int splits, float *out, float *shared) {
+    int dim = a.cache.dim_v, quads = dim / 4, columns = rows * quads, thread = threadIdx.x, warp = thread >> 5;
+    int groups = max(1, WARPS * 32 / columns), group = groups > 1 ? thread / columns : 0;
+    float *factors = shared, *totals = factors + rows * splits;
+    f32x4 *sums = (f32x4 *)(shared + (rows * splits + rows + 3) / 4 * 4);
     for (int r = warp; r < rows; r += WARPS) {
-        const float *stats = part + (s64)r * a.splits * stride + dim;
-        float peak = -HK_INFINITY, sum = 0;
-        for (int s = lane; s < splits; s += 32)
-            peak = fmaxf(peak, load_fresh(stats + s * stride));
+        const float *state = part_state(a, token, head + r, 0);
+        float peak = -HK_MAX_FLOAT, weight = 0;
+        for (int s = thread & 31; s < splits; s += 32)
+            peak = fmaxf(peak, load_fresh(state + 2 * s));
         peak = warp_max(peak);
-        for (int s = lane; s < splits; s += 32) {
-            float f = exp2_of(load_fresh(stats + s * stride) - peak);
+        for (int s = thread & 31; s < splits; s += 32) {
+            f32x2 x = load_fresh2(state + 2 * s);
+            float f = exp2_of(x.v[0] - peak);
+            weight += f * x.v[1];
             factors[r * splits + s] = f;
-            sum += f * load_fresh(stats + s * stride + 1);
         }
-        sum = warp_sum(sum);
-        if (lane == 0)
-            totals[r] = sum;
+        weight = warp_sum(weight);
+        if ((thread & 31) == 0)
+            totals[r] = 1.0f / weight;
     }
     __syncthreads();
-    for (int r = 0; r < rows; r++)
-        for (int d = threadIdx.x; d < dim; d += WARPS * 32) {
-            const float *from = part + (s64)r * a.splits * stride + d;
-            float y = 0;
-#pragma unroll 8
-            for (int s = 0; s < splits; s++)
-                y += load_fresh(from + s * stride) * factors[r * splits + s];
-            out[r * dim + d] = y / totals[r];
+    for (int c = thread - group * columns; c < columns && group < groups; c += WARPS * 32) {
+        int r = c / quads, d = 4 * (c - r * quads);
+        const float *from = part_values(a, token, head + r, 0) + d;
+        f32x4 y = {{0, 0, 0, 0}};
+#pragma unroll 12
+        for (int s = group; s < splits; s += groups) {
+            f32x4 x = load_fresh4(from + s * dim);
+            float f = factors[r * splits + s];
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                y.v[e] += f * x.v[e];
         }
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            y.v[e] *= totals[r];
+        if (groups > 1)
+            sums[group * columns + c] = y;
+        else
+            *(f32x4 *)(out + 4 * c) = y;
+    }
+    if (groups == 1)
+        return;
+    __syncthreads();
+    if (thread >= columns)
+        return;
+    f32x4 y = sums[thread];
+    for (int i = 1; i < groups; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            y.v[e] += sums[i * columns + thread].v[e];
+    *(f32x4 *)(out + 4 * thread) = y;
 }
 
-/* grid (splits, kv heads * tiles of 8 heads, tokens). */
-template <int HD, int TYPE> HK_FN void decode(const hk_attend_args &a) {
+/* The warps have left their states in the rings. Puts out the result of `rows` heads, or a part of it. */
+template <int HD> HK_FN void finish(const hk_attend_args &a, u8 *rings, int token, int head, int rows, int splits) {
+    int dim = a.cache.dim_v, thread = threadIdx.x, split = blockIdx.x;
+    float *out = a.out + token * a.out_stride + (s64)head * dim;
+    __syncthreads();
+    for (int r = 0; r < rows; r++)
+        for (int d = thread; d < dim; d += WARPS * 32) {
+            term x = combined<WARPS>(WARPS, [&](int w) -> term {
+                const merged<HD> &m = *(const merged<HD> *)(rings + w * RING);
+                return {m.weight[r], m.peak[r], m.sums[r][d]};
+            });
+            if (splits == 1) {
+                out[r * dim + d] = x.value / x.weight;
+                continue;
+            }
+            part_values(a, token, head + r, split)[d] = x.value;
+            if (d == 0)
+                *(f32x2 *)part_state(a, token, head + r, split) = {{x.peak, x.weight}};
+        }
+    if (splits == 1 || !comes_last(a.arrived + token * gridDim.y + blockIdx.y, splits))
+        return;
+    if (rows > 1) {
+        combine_rows(a, token, head, rows, splits, out, (float *)rings);
+        return;
+    }
+    for (int d = thread; d < dim; d += WARPS * 32) { /* one way to memory and back instead of two */
+        term x = combined<8>(splits, [&](int s) -> term {
+            f32x2 state = load_fresh2(part_state(a, token, head, s));
+            return {state.v[1], state.v[0], load_fresh(part_values(a, token, head, s) + d)};
+        });
+        out[d] = x.value / x.weight;
+    }
+}
+
+/* grid (splits, kv heads * tiles of 8 heads, tokens); ONE: one token, whose heads may be raw. */
+template <int HD, int TYPE, bool ONE> HK_FN void decode(const hk_attend_args &a) {
     using S = chunk<HD, TYPE>;
     constexpr int SLOTS = S::SLOTS;
     extern __shared__ __align__(16) u8 rings[];
@@ -319,6 +324,14 @@ template <int HD, int TYPE> HK_FN void decode(const hk_attend_args &a) {
             copies_commit();
         }
     wait_for_previous();
+    if constexpr (ONE) {
+        __shared__ __align__(16) float vector[HD];
+        int newest = position / CHUNK;
+        if (newest >= begin && newest < end && (newest - begin) % WARPS == 0) {
+            store_new<HD, TYPE>(a, c, 1, vector, lane);
+            store_new<HD, TYPE>(a, c, 2, vector, lane);
+        }
+    }
 #pragma unroll
     for (int i = 0; i < SLOTS; i++)
         if (i >= early) {
@@ -328,15 +341,8 @@ template <int HD, int TYPE> HK_FN void decode(const hk_attend_args &a) {
             copies_commit();
         }
     u32 q[HD / 8];
-    const float *x = a.q + token * a.q_stride + (s64)(c.head * group + first_head + g) * a.cache.dim_k;
-#pragma unroll
-    for (int i = 0; i < HD / 8; i++) {
-        int d = key_dimension<TYPE>(i / 2, i & 1, t);
-        f32x2 v = {{0, 0}};
-        if (g < rows && d < a.cache.dim_k)
-            v = load_fresh2(x + d);
-        q[i] = pack_half2(v.v[0] * a.scale, v.v[1] * a.scale);
-    }
+    int head = c.head * group + first_head;
+    load_queries<HD, TYPE, ONE>(a, a.q + token * a.q_stride + (s64)(head + g) * a.cache.dim_k, g < rows, q, t);
     softmax st = {{-HK_INFINITY, -HK_INFINITY}, {0, 0}};
     float o[HD / 16][4] = {};
     u8 *slot = ring;
@@ -344,7 +350,7 @@ template <int HD, int TYPE> HK_FN void decode(const hk_attend_args &a) {
     for (int at = begin; at < end; at += WARPS, ahead += WARPS) {
         float s[4];
         u32 p[2];
-        int first = at * CHUNK, this_page = page;
+        int first = at * CHUNK, this_page = page, valid = 0xFFFF;
         if (ahead + WARPS < end)
             page = c.pages[(ahead + WARPS) * CHUNK / HK_PAGE];
         copies_wait<SLOTS - 1>();
@@ -358,7 +364,6 @@ template <int HD, int TYPE> HK_FN void decode(const hk_attend_args &a) {
         soften(a, c, st, first, s, o, p, lane);
         copies_wait<SLOTS - 1>();
         __syncwarp();
-        int valid = 0xFFFF;
         if (first < c.low)
             valid &= 0xFFFF << (c.low - first);
         if (first + CHUNK > c.high)
@@ -374,66 +379,16 @@ template <int HD, int TYPE> HK_FN void decode(const hk_attend_args &a) {
     }
     copies_wait<0>();
     __syncwarp();
-    /* The warps' states into one: a ring now holds sums [8][HD], peaks [8], sums of weights [8]. */
-    float *mine = (float *)ring;
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-        int r = 2 * t + e;
-#pragma unroll
-        for (int k = 4; k < 32; k <<= 1)
-            st.sum[e] += __shfl_xor_sync(~0u, st.sum[e], k);
-        if (r >= rows)
-            continue;
-        if (g == 0)
-            mine[8 * HD + r] = st.max[e], mine[8 * HD + 8 + r] = st.sum[e];
-#pragma unroll
-        for (int i = 0; i < HD / 16; i++) {
-            mine[r * HD + value_dimension<HD, TYPE>(i, 0, g)] = o[i][e];
-            mine[r * HD + value_dimension<HD, TYPE>(i, 1, g)] = o[i][e + 2];
-        }
-    }
-    __syncthreads();
-    int dim = a.cache.dim_v, head = c.head * group + first_head;
-    float *out = a.out + token * a.out_stride + (s64)head * dim;
-    float *part = a.partial + ((s64)token * a.n_head + head) * a.splits * (dim + 2);
-    for (int r = 0; r < rows; r++) {
-        float peak = -HK_INFINITY, sum = 0, factor[WARPS];
-#pragma unroll
-        for (int w = 0; w < WARPS; w++)
-            peak = fmaxf(peak, ((float *)(rings + w * RING))[8 * HD + r]);
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            factor[w] = exp2_of(((float *)(rings + w * RING))[8 * HD + r] - peak);
-            sum += ((float *)(rings + w * RING))[8 * HD + 8 + r] * factor[w];
-        }
-        float *to = splits == 1 ? out + r * dim : part + ((s64)r * a.splits + split) * (dim + 2);
-        float scale = splits == 1 ? 1.0f / sum : 1.0f;
-        for (int d = threadIdx.x; d < dim; d += WARPS * 32) {
-            float y = 0;
-#pragma unroll
-            for (int w = 0; w < WARPS; w++)
-                y += ((float *)(rings + w * RING))[r * HD + d] * factor[w];
-            to[d] = y * scale;
-        }
-        if (splits > 1 && threadIdx.x == 0)
-            to[dim] = peak, to[dim + 1] = sum;
-    }
-    if (splits == 1)
-        return;
-    __threadfence();
-    __syncthreads();
-    int *arrived = a.arrived + token * gridDim.y + blockIdx.y;
-    if (!__syncthreads_or(threadIdx.x == 0 && atomicAdd(arrived, 1) == splits - 1))
-        return;
-    __threadfence();
-    if (threadIdx.x == 0)
-        *arrived = 0;
-    combine_splits(a, part, rows, splits, out, (float *)rings);
+    leave_state<HD, TYPE>(*(merged<HD> *)ring, st, o, rows, lane);
+    finish<HD>(a, rings, token, head, rows, splits);
 }
 
 #define HK_DECODE(name, type, hd)                                                                                      \
-    HK_KERNEL __launch_bounds__(WARPS * 32) hk_decode##hd##_##name(const __grid_constant__ hk_attend_args a) {         \
-        decode<hd, type>(a);                                                                                           \
+    HK_KERNEL __launch_bounds__(WARPS * 32, 2) hk_decode##hd##_##name(const __grid_constant__ hk_attend_args a) {      \
+        decode<hd, type, false>(a);                                                                                    \
+    }                                                                                                                  \
+    HK_KERNEL __launch_bounds__(WARPS * 32, 2) hk_decode_one##hd##_##name(const __grid_constant__ hk_attend_args a) {  \
+        decode<hd, type, true>(a);                                                                                     \
     }
 #define HK_DECODE_SIZES(name, type) HK_DECODE(name, type, 64) HK_DECODE(name, type, 128) HK_DECODE(name, type, 256)
 HK_DECODE_SIZES(f16, HK_CACHE_F16)

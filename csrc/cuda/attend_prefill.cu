@@ -20,18 +20,21 @@
 #define LOG2E   1.4426950408889634f
 
 /* Keys and values of a step lie in one of BUFFERS places. sm_75 has 64 KiB in all and no asynchronous copies. Steps of
- * 64 tokens with heads of 128 would spill. */
-template <int HD> struct shape {
+ * 64 tokens with 32 rows and heads of 128 would spill. NARROW: 16 rows a warp, where the tiles would not fill the chip.
+ */
+template <int DIM, bool NARROW> struct shape {
+    static constexpr int HD = DIM, GRID_ROWS = NARROW || HD == 256 ? 64 : MOST;
 #if __CUDA_ARCH__ >= 800
-    static constexpr int TILES = HD == 256 ? 1 : 2, STEP = HD == 64 ? 64 : 32, BUFFERS = 2;
+    static constexpr int TILES = NARROW || HD == 256 ? 1 : 2, BUFFERS = 2;
+    static constexpr int STEP = HD == 64 || (NARROW && HD == 128) ? 64 : 32;
 #else
-    static constexpr int TILES = HD == 64 ? 2 : 1, STEP = HD == 256 ? 16 : 32, BUFFERS = 1;
+    static constexpr int TILES = NARROW || HD > 64 ? 1 : 2, BUFFERS = 1, STEP = HD == 256 ? 16 : 32;
 #endif
     static constexpr int ROWS = 16 * TILES, TILE = WARPS * ROWS, NT = STEP / 8, BUFFER = 2 * STEP * HD;
 };
 
 /* Piece i (8 halves) of a row in shared memory. */
-template <int HD> HK_FN u16 *piece(u16 *base, int row, int i) { return base + row * HD + ((i ^ (row & 7)) << 3); }
+template <class S> HK_FN u16 *piece(u16 *base, int row, int i) { return base + row * S::HD + ((i ^ (row & 7)) << 3); }
 
 /* Softmax state of a thread's rows g and g + 8 of one of its warp's tiles. */
 struct row_state {
@@ -46,17 +49,17 @@ struct stretch {
 };
 
 /* Tokens [first, first + STEP) into shared memory, columns beyond dim left alone; zero outside [low, high). */
-template <int HD, int TYPE>
+template <class S, int TYPE>
 HK_FN void fetch(u16 *to, const hk_attend_args &a, const stretch &w, bool values, int first) {
-    constexpr int PIECES = HD / 8, ROWS = THREADS / PIECES;
+    constexpr int PIECES = S::HD / 8, ROWS = THREADS / PIECES;
     int dim = values ? a.cache.dim_v : a.cache.dim_k, row0 = threadIdx.x / PIECES, i = threadIdx.x % PIECES;
     const u8 *plane = plane_of<TYPE>(a.cache, w.pages[first / HK_PAGE], w.head, values);
     if (8 * i < dim) {
 #pragma unroll
-        for (int r = 0; r < shape<HD>::STEP; r += ROWS) {
+        for (int r = 0; r < S::STEP; r += ROWS) {
             int row = r + row0, slot = first % HK_PAGE + row;
             bool in = (u32)(first + row - w.low) < (u32)(w.high - w.low);
-            u16 *at = piece<HD>(to, row, i);
+            u16 *at = piece<S>(to, row, i);
             if (TYPE == HK_CACHE_F16) {
                 copy16_async(at, plane + slot * 2 * dim + 16 * i, in);
             } else {
@@ -69,8 +72,8 @@ HK_FN void fetch(u16 *to, const hk_attend_args &a, const stretch &w, bool values
 }
 
 /* s[tile][8 cached tokens][4] of a warp's rows. */
-template <int HD> HK_FN void score(u16 *q, u16 *k, int row0, float (&s)[shape<HD>::TILES][shape<HD>::NT][4]) {
-    constexpr int TILES = shape<HD>::TILES, NT = shape<HD>::NT;
+template <class S> HK_FN void score(u16 *q, u16 *k, int row0, float (&s)[S::TILES][S::NT][4]) {
+    constexpr int TILES = S::TILES, NT = S::NT;
     int lane = threadIdx.x & 31, m = lane >> 3;
 #pragma unroll
     for (int i = 0; i < TILES; i++)
@@ -80,15 +83,15 @@ template <int HD> HK_FN void score(u16 *q, u16 *k, int row0, float (&s)[shape<HD
             for (int e = 0; e < 4; e++)
                 s[i][b][e] = 0;
 #pragma unroll 4
-    for (int d = 0; d < HD / 8; d += 2) {
+    for (int d = 0; d < S::HD / 8; d += 2) {
         u32 qf[TILES][4];
 #pragma unroll
         for (int i = 0; i < TILES; i++)
-            load_matrices(qf[i], piece<HD>(q, row0 + 16 * i + (lane & 7) + (m & 1) * 8, d + (m >> 1)));
+            load_matrices(qf[i], piece<S>(q, row0 + 16 * i + (lane & 7) + (m & 1) * 8, d + (m >> 1)));
 #pragma unroll
         for (int b = 0; b < NT; b += 2) {
             u32 kf[4];
-            load_matrices(kf, piece<HD>(k, 8 * b + (lane & 7) + (m >> 1) * 8, d + (m & 1)));
+            load_matrices(kf, piece<S>(k, 8 * b + (lane & 7) + (m >> 1) * 8, d + (m & 1)));
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
                 mma_f16(s[i][b], qf[i], kf[0], kf[1]);
@@ -149,13 +152,11 @@ HK_FN void soften(const hk_attend_args &a, row_state &st, int position, float (&
                 o[d][e] *= shrink[e >> 1];
 }
 
-template <int HD>
-HK_FN void weigh(u16 *v, const float (&s)[shape<HD>::TILES][shape<HD>::NT][4],
-                 float (&o)[shape<HD>::TILES][HD / 8][4]) {
-    constexpr int TILES = shape<HD>::TILES;
+template <class S> HK_FN void weigh(u16 *v, const float (&s)[S::TILES][S::NT][4], float (&o)[S::TILES][S::HD / 8][4]) {
+    constexpr int TILES = S::TILES;
     int lane = threadIdx.x & 31, m = lane >> 3;
 #pragma unroll
-    for (int b = 0; b < shape<HD>::NT; b += 2) {
+    for (int b = 0; b < S::NT; b += 2) {
         u32 p[TILES][4];
 #pragma unroll
         for (int i = 0; i < TILES; i++)
@@ -163,9 +164,9 @@ HK_FN void weigh(u16 *v, const float (&s)[shape<HD>::TILES][shape<HD>::NT][4],
             for (int e = 0; e < 4; e++)
                 p[i][e] = pack_half2(s[i][b + (e >> 1)][2 * (e & 1)], s[i][b + (e >> 1)][2 * (e & 1) + 1]);
 #pragma unroll
-        for (int d = 0; d < HD / 8; d += 2) {
+        for (int d = 0; d < S::HD / 8; d += 2) {
             u32 vf[4];
-            load_matrices_transposed(vf, piece<HD>(v, 8 * b + (lane & 7) + (m & 1) * 8, d + (m >> 1)));
+            load_matrices_transposed(vf, piece<S>(v, 8 * b + (lane & 7) + (m & 1) * 8, d + (m >> 1)));
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
                 mma_f16(o[i][d], p[i], vf[0], vf[1]);
@@ -177,25 +178,24 @@ HK_FN void weigh(u16 *v, const float (&s)[shape<HD>::TILES][shape<HD>::NT][4],
 
 /* Rows of queries as halves, scaled; zero beyond the tile and beyond dim, where keys and values are zeroed as well. A
  * warp takes a row at a time. */
-template <int HD>
+template <class S>
 HK_FN void load_queries(const hk_attend_args &a, u16 *q, u16 *kv, int first_row, int n_rows, int head0, int group) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     float scale = a.softcap > 0 ? a.scale : a.scale * LOG2E;
 #pragma unroll 8
-    for (int r = warp; r < shape<HD>::TILE; r += WARPS) {
+    for (int r = warp; r < S::TILE; r += WARPS) {
         int row = first_row + r, token = row / group;
         const float *x = a.q + token * a.q_stride + (s64)(head0 + row - token * group) * a.cache.dim_k;
 #pragma unroll
-        for (int d = 2 * lane; d < HD; d += 64) {
+        for (int d = 2 * lane; d < S::HD; d += 64) {
             f32x2 y = {{0, 0}};
             if (row < n_rows && d < a.cache.dim_k)
                 y = load_fresh2(x + d);
-            *(u32 *)(piece<HD>(q, r, d / 8) + d % 8) = pack_half2(y.v[0] * scale, y.v[1] * scale);
+            *(u32 *)(piece<S>(q, r, d / 8) + d % 8) = pack_half2(y.v[0] * scale, y.v[1] * scale);
         }
     }
-    if (a.cache.dim_k == HD && a.cache.dim_v == HD)
+    if (a.cache.dim_k == S::HD && a.cache.dim_v == S::HD)
         return;
-    using S = shape<HD>;
     for (int i = threadIdx.x; i < S::BUFFERS * S::BUFFER / 8; i += THREADS) {
         u32x4 z = {{0, 0, 0, 0}};
         ((u32x4 *)kv)[i] = z;
@@ -209,10 +209,9 @@ struct tokens_of_tile {
 };
 
 /* Walks over the steps of a stretch with what the warp's rows see of it. */
-template <int HD, int TYPE>
-HK_FN void walk(const hk_attend_args &a, const stretch &w, u16 *q, u16 *kv, row_state (&st)[shape<HD>::TILES],
-                float (&o)[shape<HD>::TILES][HD / 8][4]) {
-    using S = shape<HD>;
+template <class S, int TYPE>
+HK_FN void walk(const hk_attend_args &a, const stretch &w, u16 *q, u16 *kv, row_state (&st)[S::TILES],
+                float (&o)[S::TILES][S::HD / 8][4]) {
     int begin = w.low / S::STEP, end = (w.high + S::STEP - 1) / S::STEP, warp = threadIdx.x >> 5;
     int low = 0x7FFFFFFF, high = 0;
 #pragma unroll
@@ -227,8 +226,8 @@ HK_FN void walk(const hk_attend_args &a, const stretch &w, u16 *q, u16 *kv, row_
         low = min(low, __shfl_xor_sync(~0u, low, x));
         high = max(high, __shfl_xor_sync(~0u, high, x));
     }
-    fetch<HD, TYPE>(kv, a, w, false, begin * S::STEP);
-    fetch<HD, TYPE>(kv + S::BUFFER / 2, a, w, true, begin * S::STEP);
+    fetch<S, TYPE>(kv, a, w, false, begin * S::STEP);
+    fetch<S, TYPE>(kv + S::BUFFER / 2, a, w, true, begin * S::STEP);
     for (int i = begin; i < end; i++) {
         int first = i * S::STEP;
         u16 *k = kv + (S::BUFFERS == 2 ? (i - begin & 1) * S::BUFFER : 0), *v = k + S::BUFFER / 2;
@@ -236,22 +235,22 @@ HK_FN void walk(const hk_attend_args &a, const stretch &w, u16 *q, u16 *kv, row_
         copies_wait<0>();
         __syncthreads();
         if (S::BUFFERS == 2 && i + 1 < end) {
-            fetch<HD, TYPE>(next, a, w, false, first + S::STEP);
-            fetch<HD, TYPE>(next + S::BUFFER / 2, a, w, true, first + S::STEP);
+            fetch<S, TYPE>(next, a, w, false, first + S::STEP);
+            fetch<S, TYPE>(next + S::BUFFER / 2, a, w, true, first + S::STEP);
         }
         if (first < high && first + S::STEP > low) {
             float s[S::TILES][S::NT][4];
-            score<HD>(q, k, S::ROWS * warp, s);
+            score<S>(q, k, S::ROWS * warp, s);
 #pragma unroll
             for (int m = 0; m < S::TILES; m++)
                 soften(a, st[m], first, s[m], o[m]);
-            weigh<HD>(v, s, o);
+            weigh<S>(v, s, o);
         }
         if (S::BUFFERS == 1) {
             __syncthreads();
             if (i + 1 < end) {
-                fetch<HD, TYPE>(next, a, w, false, first + S::STEP);
-                fetch<HD, TYPE>(next + S::BUFFER / 2, a, w, true, first + S::STEP);
+                fetch<S, TYPE>(next, a, w, false, first + S::STEP);
+                fetch<S, TYPE>(next + S::BUFFER / 2, a, w, true, first + S::STEP);
             }
         }
     }
@@ -259,13 +258,12 @@ HK_FN void walk(const hk_attend_args &a, const stretch &w, u16 *q, u16 *kv, row_
 }
 
 /* grid (kv heads, tiles of MOST rows), the last rows first. */
-template <int HD, int TYPE> HK_FN void prefill(const hk_attend_args &a, u16 *q, tokens_of_tile &in, int first) {
-    using S = shape<HD>;
-    u16 *kv = q + S::TILE * HD;
+template <class S, int TYPE> HK_FN void prefill(const hk_attend_args &a, u16 *q, tokens_of_tile &in, int first) {
+    u16 *kv = q + S::TILE * S::HD;
     int n = a.step.counts[0], group = a.n_head / a.cache.n_kv, head = blockIdx.x, n_rows = n * group;
     int thread = threadIdx.x, warp = thread >> 5, g = (thread & 31) >> 2, t = thread & 3;
     int token0 = first / group, tokens = min(n, (first + S::TILE - 1) / group + 1) - token0;
-    load_queries<HD>(a, q, kv, first, n_rows, head * group, group);
+    load_queries<S>(a, q, kv, first, n_rows, head * group, group);
     int sequence = thread < tokens ? a.step.sequences[token0 + thread] : -1;
     int position = thread < tokens ? a.step.positions[token0 + thread] : 0;
     in.sequence[thread] = sequence;
@@ -275,7 +273,7 @@ template <int HD, int TYPE> HK_FN void prefill(const hk_attend_args &a, u16 *q, 
     if ((thread & 31) == 0)
         in.starts[warp] = starts;
     row_state st[S::TILES];
-    float o[S::TILES][HD / 8][4] = {};
+    float o[S::TILES][S::HD / 8][4] = {};
 #pragma unroll
     for (int i = 0; i < S::TILES; i++)
         st[i] = {{-HK_MAX_FLOAT, -HK_MAX_FLOAT}, {0, 0}, {0, 0}, {0, 0}};
@@ -304,7 +302,7 @@ template <int HD, int TYPE> HK_FN void prefill(const hk_attend_args &a, u16 *q, 
             }
         __syncthreads();
         stretch w = {a.step.pages + in.sequence[begin] * a.step.page_stride, head, in.low, in.high};
-        walk<HD, TYPE>(a, w, q, kv, st, o);
+        walk<S, TYPE>(a, w, q, kv, st, o);
     }
 #pragma unroll
     for (int i = 0; i < S::TILES; i++)
@@ -319,29 +317,34 @@ template <int HD, int TYPE> HK_FN void prefill(const hk_attend_args &a, u16 *q, 
             float *out = a.out + (row / group) * a.out_stride + (s64)(head * group + row % group) * a.cache.dim_v;
             float scale = 1.0f / sum;
 #pragma unroll
-            for (int d = 0; d < HD / 8; d++)
+            for (int d = 0; d < S::HD / 8; d++)
                 if (8 * d < a.cache.dim_v)
                     *(f32x2 *)(out + 8 * d + 2 * t) = {{o[i][d][2 * h] * scale, o[i][d][2 * h + 1] * scale}};
         }
 }
 
-template <int HD, int TYPE> HK_FN void tiles(const hk_attend_args &a) {
+template <class S, int TYPE> HK_FN void tiles(const hk_attend_args &a) {
     extern __shared__ __align__(16) u16 q[];
     __shared__ tokens_of_tile in;
     allow_next();
     wait_for_previous();
-    int n_rows = a.step.counts[0] * (a.n_head / a.cache.n_kv),
-        first = ((n_rows + MOST - 1) / MOST - 1 - blockIdx.y) * MOST;
-    for (int i = MOST - shape<HD>::TILE; i >= 0; i -= shape<HD>::TILE)
+    int n_rows = a.step.counts[0] * (a.n_head / a.cache.n_kv);
+    int first = ((n_rows + S::GRID_ROWS - 1) / S::GRID_ROWS - 1 - blockIdx.y) * S::GRID_ROWS;
+    for (int i = S::GRID_ROWS - S::TILE; i >= 0; i -= S::TILE)
         if (first >= 0 && first + i < n_rows)
-            prefill<HD, TYPE>(a, q, in, first + i);
+            prefill<S, TYPE>(a, q, in, first + i);
 }
 
-#define HK_PREFILL(name, type, hd)                                                                                     \
-    HK_KERNEL __launch_bounds__(THREADS) hk_prefill##hd##_##name(const __grid_constant__ hk_attend_args a) {           \
-        tiles<hd, type>(a);                                                                                            \
+#define HK_PREFILL(name, type, hd, kind, narrow)                                                                       \
+    HK_KERNEL __launch_bounds__(THREADS, 2) hk_prefill##kind##hd##_##name(const __grid_constant__ hk_attend_args a) {  \
+        tiles<shape<hd, narrow>, type>(a);                                                                             \
     }
-#define HK_PREFILL_SIZES(name, type) HK_PREFILL(name, type, 64) HK_PREFILL(name, type, 128) HK_PREFILL(name, type, 256)
+#define HK_PREFILL_SIZES(name, type)                                                                                   \
+    HK_PREFILL(name, type, 64, , false)                                                                                \
+    HK_PREFILL(name, type, 128, , false)                                                                               \
+    HK_PREFILL(name, type, 256, , false)                                                                               \
+    HK_PREFILL(name, type, 64, _narrow, true)                                                                          \
+    HK_PREFILL(name, type, 128, _narrow, true)
 HK_PREFILL_SIZES(f16, HK_CACHE_F16)
 HK_PREFILL_SIZES(q8_0, HK_CACHE_Q8_0)
 HK_PREFILL_SIZES(q4_0, HK_CACHE_Q4_0)

@@ -125,11 +125,12 @@ typedef struct hk_attend_args {
     hk_step step;
     hk_cache cache;
     const float *q;
-    float *out, *partial; /* partial [tokens][heads][splits][dim_v + 2] */
-    int *arrived;         /* [tokens][kv heads], zero between steps */
+    float *out, *partial; /* partial [tokens][heads][splits][dim_v + 2] floats */
+    int *arrived;         /* [tokens][kv heads * tiles of 8 heads], zero between steps */
     long long q_stride, out_stride;
     int n_head, window, splits, pad;
     float scale, softcap;
+    hk_stream stream[HK_MAX_STREAMS]; /* hk_decode_one: q, k, v that it shall prepare and store, or x = NULL */
 } hk_attend_args;
 
 /* Where the host finds a row's choice without any copy, entry.position being the row's position once it is there. */
@@ -158,12 +159,12 @@ typedef struct hk_argmax_args {
     hk_handover to;
 } hk_argmax_args;
 
-#define HK_TOPK_KEPT 512 /* candidates of a chunk, at most; at least k */
+#define HK_TOPK_KEPT 512 /* candidates of a chunk, at most */
 typedef struct hk_topk_args {
     hk_step step;
     const float *logits;
     unsigned long long *candidates; /* [outputs][chunks][HK_TOPK_KEPT] */
-    float *partial;                 /* [outputs][chunks][4] */
+    float *partial;                 /* [outputs][chunks][8] */
     int *arrived;                   /* [outputs], zero between steps */
     int *ids;                       /* [outputs][k], -1 behind the last one */
     float *values;                  /* [outputs][k] */

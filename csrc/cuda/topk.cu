@@ -14,6 +14,7 @@
 #define THREADS 256
 #define BINS    2048
 #define VALUES  16
+#define LEFT    3072 /* candidates of all chunks that the last block holds in shared memory */
 #define ID_BITS 18
 #define ID_MASK ((1u << ID_BITS) - 1)
 
@@ -31,7 +32,8 @@ HK_FN int id_of(u64 key) { return (int)(ID_MASK - ((u32)key & ID_MASK)); }
 struct workspace {
     u32 bins[BINS];
     u32 warp_sums[THREADS / 32];
-    u32 digit, above, inside, n;
+    u32 digit, above, inside, n, least, left, count[THREADS];
+    u64 keys[LEFT];
     u64 list[HK_TOPK_KEPT];
     float reduce[HK_MAX_WARPS];
 };
@@ -67,19 +69,23 @@ HK_FN void find_bin(workspace &w, u32 k, u32 above) {
     __syncthreads();
 }
 
-/* A cut such that k to HK_TOPK_KEPT of the keys that `each` visits lie at or above it, or all if there are that few. */
-template <class EACH> HK_FN u64 cut_for(workspace &w, u32 k, EACH each) {
+/* A cut such that k to `most` of the keys that `each` visits lie at or above it, or 0 if there are no more than that.
+ */
+template <class EACH> HK_FN u64 cut_for(workspace &w, u32 k, u32 most, EACH each) {
     if (threadIdx.x == 0)
         w.n = 0;
     __syncthreads();
     u32 mine = 0;
     each([&](u64) { mine++; });
-    if (mine)
+#pragma unroll
+    for (int o = 16; o; o >>= 1)
+        mine += __shfl_xor_sync(~0u, mine, o);
+    if ((threadIdx.x & 31) == 0)
         atomicAdd(&w.n, mine);
     __syncthreads();
     u64 prefix = 0;
     u32 above = 0;
-    if (w.n <= HK_TOPK_KEPT)
+    if (w.n <= most)
         return 0;
     for (int shift = 39, bits = 11;;) {
         for (int i = threadIdx.x; i < BINS; i += THREADS)
@@ -93,7 +99,7 @@ template <class EACH> HK_FN u64 cut_for(workspace &w, u32 k, EACH each) {
         find_bin(w, k, above);
         prefix = prefix << bits | w.digit;
         above = w.above;
-        if (above + w.inside <= HK_TOPK_KEPT || shift == 0)
+        if (above + w.inside <= most || shift == 0)
             return prefix << shift;
         bits = shift > 28 ? 11 : shift > 18 ? 10 : 9; /* 39, 28, 18, 9, 0 */
         shift -= bits;
@@ -148,12 +154,17 @@ HK_FN void keep_chunk(const hk_topk_args &a, workspace &w, int row) {
                 take(key_of(v[i], (int)at));
         }
     };
-    u64 cut = cut_for(w, a.k, each);
+    /* Fewer candidates would cost the last block less, but more passes here. */
+    u64 cut = cut_for(w, a.k, min(HK_TOPK_KEPT, a.k + a.k / 2 + 32), each);
     u32 n = collect(w, cut, a.candidates + ((s64)row * gridDim.x + blockIdx.x) * HK_TOPK_KEPT, each);
     bad = __syncthreads_or(bad);
     if (thread == 0) {
+        /* `least`: at least k of this chunk's values, and so of the row's, are as large (0: nothing known). */
+        u32 least = n < (u32)a.k ? 0 : (u32)(max(cut, key_of(floor, ID_MASK)) >> ID_BITS);
         f32x4 part = {{peak, sum, __int_as_float(bad), __uint_as_float(n)}};
-        *(f32x4 *)(a.partial + 4 * ((s64)row * gridDim.x + blockIdx.x)) = part;
+        float *to = a.partial + 8 * ((s64)row * gridDim.x + blockIdx.x);
+        *(f32x4 *)to = part;
+        to[4] = __uint_as_float(least);
     }
 }
 
@@ -169,14 +180,19 @@ HK_KERNEL __launch_bounds__(THREADS) hk_topk(const __grid_constant__ hk_topk_arg
     if (!__syncthreads_or(thread == 0 && atomicAdd(a.arrived + row, 1) == chunks - 1))
         return;
     __threadfence();
-    const float *part = a.partial + 4 * (s64)row * chunks;
+    const float *part = a.partial + 8 * (s64)row * chunks;
     float peak = -HK_MAX_FLOAT, sum = 0;
     bool bad = false;
-    for (int c = thread; c < chunks; c += THREADS) {
-        f32x4 p = load_fresh4(part + 4 * c);
+    if (thread == 0)
+        w.least = 0;
+    __syncthreads();
+    if (thread < chunks) {
+        f32x4 p = load_fresh4(part + 8 * thread);
         peak = p.v[0];
         sum = p.v[1];
         bad = __float_as_int(p.v[2]) != 0;
+        w.count[thread] = __float_as_uint(p.v[3]);
+        atomicMax(&w.least, __float_as_uint(load_fresh(part + 8 * thread + 4)));
     }
     float best = block_reduce<true>(peak, w.reduce, thread, THREADS);
     sum = block_reduce<false>(sum * __expf(peak - best), w.reduce, thread, THREADS);
@@ -187,14 +203,50 @@ HK_KERNEL __launch_bounds__(THREADS) hk_topk(const __grid_constant__ hk_topk_arg
     u32 n = 0;
     if (!bad) {
         const u64 *kept = a.candidates + (s64)row * chunks * HK_TOPK_KEPT;
-        auto each = [&](auto take) {
-            for (int c = warp; c < chunks; c += THREADS / 32) {
-                u32 count = __float_as_uint(load_fresh(part + 4 * c + 3));
-                for (u32 i = lane; i < count; i += 32)
-                    take(load_fresh8(kept + c * HK_TOPK_KEPT + i));
+        u64 least = (u64)w.least << ID_BITS;
+        auto kept_by_all = [&](auto take) {
+            for (int c = warp; c < chunks; c += 4 * THREADS / 32) {
+                u64 key[4][2];
+#pragma unroll
+                for (int i = 0; i < 8; i++) { /* together: they come from far away */
+                    int chunk = c + (i >> 1) * THREADS / 32;
+                    u32 at = lane + 32 * (i & 1);
+                    key[i >> 1][i & 1] =
+                        chunk < chunks && at < w.count[chunk] ? load_fresh8(kept + chunk * HK_TOPK_KEPT + at) : 0;
+                }
+#pragma unroll
+                for (int i = 0; i < 8; i++)
+                    if (key[i >> 1][i & 1] > least)
+                        take(key[i >> 1][i & 1]);
+                for (int i = 0; i < 4; i++) {
+                    int chunk = c + i * THREADS / 32;
+                    for (u32 at = lane + 64; chunk < chunks && at < w.count[chunk]; at += 32) {
+                        u64 one = load_fresh8(kept + chunk * HK_TOPK_KEPT + at);
+                        if (one > least)
+                            take(one);
+                    }
+                }
             }
         };
-        n = collect(w, cut_for(w, a.k, each), w.list, each);
+        /* Nearly always what is left fits into shared memory, and further passes are cheap. */
+        if (thread == 0)
+            w.left = 0;
+        __syncthreads();
+        kept_by_all([&](u64 key) {
+            u32 at = atomicAdd(&w.left, 1u);
+            if (at < LEFT)
+                w.keys[at] = key;
+        });
+        __syncthreads();
+        bool fits = w.left <= LEFT;
+        auto each = [&](auto take) {
+            if (fits)
+                for (u32 i = thread; i < w.left; i += THREADS)
+                    take(w.keys[i]);
+            else
+                kept_by_all(take);
+        };
+        n = collect(w, cut_for(w, a.k, HK_TOPK_KEPT, each), w.list, each);
         for (u32 i = thread; i < n; i += THREADS) {
             u64 key = w.list[i];
             u32 rank = 0;

@@ -72,7 +72,7 @@ def attention(
 
 def check(
     gpu: Gpu, cache: Cache, kv_type: str, n_head: int, sequences: Any, positions: Any, window: int = 0,
-    softcap: float = 0.0, splits: int = 1,
+    softcap: float = 0.0, splits: int = 1, processors: int = 132,
 ) -> float:  # fmt: skip
     n, c = len(positions), cache.struct
     dim_k, dim_v = c["dim_k"], c["dim_v"]
@@ -83,14 +83,17 @@ def check(
     one = launches.attend(
         step, n, c, kv_type, splits=splits, q=gpu.put(q), out=out, q_stride=n_head * dim_k, out_stride=n_head * dim_v,
         partial=gpu.empty(n * n_head * splits * (dim_v + 2) * 4), arrived=gpu.put(np.zeros(n * n_head), np.int32),
-        n_head=n_head, window=window, scale=scale, softcap=softcap,
+        n_head=n_head, window=window, scale=scale, softcap=softcap, processors=processors,
     )  # fmt: skip
     gpu.run(one, one)  # twice: counters are ready again
     return error(gpu.get(out, (n, n_head, dim_v)), attention(cache, q, sequences, positions, scale, window, softcap))
 
 
+DIMS = [(16, 16), (64, 64), (96, 64), (128, 128), (256, 256)]
+
+
 @pytest.mark.parametrize("splits", [1, 5])
-@pytest.mark.parametrize("dims", [(16, 16), (64, 64), (96, 64), (128, 128), (256, 256)])
+@pytest.mark.parametrize("dims", DIMS)
 @pytest.mark.parametrize("kv_type", KV)
 def test_decode(gpu: Gpu, kv_type: str, dims: tuple[int, int], splits: int) -> None:
     if kv_type != "f16" and dims[0] % 32:
@@ -99,30 +102,110 @@ def test_decode(gpu: Gpu, kv_type: str, dims: tuple[int, int], splits: int) -> N
     assert check(gpu, cache, kv_type, 6, [0, 1, 2, 0], [699, 64, 0, 128], splits=splits) <= 2e-3
 
 
+@pytest.mark.parametrize("dims", [(80, 80), (96, 96), (112, 112), (160, 192), (64, 128), *DIMS])
+@pytest.mark.parametrize("kv_type", KV)
+def test_decode_of_one_token(gpu: Gpu, kv_type: str, dims: tuple[int, int]) -> None:
+    if kv_type != "f16" and (dims[0] % 32 or dims[1] % 32):
+        pytest.skip("blocks of 32")
+    cache = Cache(gpu, kv_type, [1500], 2, *dims)
+    for heads in (2, 8, 40):  # groups of 1, 4, and of 20: more than a tile
+        for position in (0, 15, 16, 63, 64, 127, 500, 1499):
+            for splits in (1, 8, 24):
+                at = [0], [position]
+                assert check(gpu, cache, kv_type, heads, *at, splits=splits) <= 2e-3, position
+    assert check(gpu, cache, kv_type, 4, [0], [1400], 300, 20.0, splits=16) <= 2e-3
+
+
+@pytest.mark.parametrize("group", [1, 2, 4, 7, 8, 9])
+def test_decode_of_several_tokens(gpu: Gpu, group: int) -> None:
+    """Tokens of one sequence that were all stored by the step itself, beside those of others."""
+    cache = Cache(gpu, "f16", [260, 40], 2, 128, 128)
+    sequences, positions = [0, 0, 0, 0, 0, 1, 1, 0], [255, 256, 257, 258, 259, 38, 39, 12]
+    assert check(gpu, cache, "f16", 2 * group, sequences, positions, splits=3) <= 2e-3
+
+
+def turned(x: npt.NDArray[np.float32], angles: Any, neox: int) -> Any:
+    """Rotated heads [heads][dim]; angles [half][2]."""
+    half = len(angles)
+    first, second = (slice(0, half), slice(half, 2 * half)) if neox else (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+    y, (c, s) = x.copy(), angles.T
+    y[:, first], y[:, second] = x[:, first] * c - x[:, second] * s, x[:, first] * s + x[:, second] * c
+    return y
+
+
+@pytest.mark.parametrize("neox", [0, 1])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(("dim", "half"), [(64, 32), (96, 32), (128, 64), (128, 16), (256, 128)])
+@pytest.mark.parametrize("kv_type", KV)
+def test_decode_prepares_and_stores_heads(gpu: Gpu, kv_type: str, dim: int, half: int, norm: bool, neox: int) -> None:
+    """q, k and v as products leave them: norm, rotation and store are part of the launch."""
+    n_kv, n_head, rng = 2, 6, np.random.default_rng([dim, half, neox])
+    for position in (0, 31, 200):
+        cache = Cache(gpu, kv_type, [position + 1], n_kv, dim, dim)
+        q, k, v = (rng.standard_normal((h, dim)).astype(np.float32) for h in (n_head, n_kv, n_kv))
+        weights = rng.uniform(0.5, 2, (2, dim)).astype(np.float32)
+        phase = rng.uniform(-3, 3, half)
+        angles = np.stack([np.cos(phase), np.sin(phase)], 1).astype(np.float32)
+        fields = {"angles": gpu.put(angles), "half": half, "neox": neox, "dim": dim, "eps": 1e-5}
+        streams = [
+            {**fields, "x": gpu.put(x), "n_heads": len(x), "store": store, "norm": gpu.put(w) if norm else 0}
+            for x, store, w in ((q, 0, weights[0]), (k, 1, weights[1]))
+        ]
+        streams.append({"x": gpu.put(v), "n_heads": n_kv, "dim": dim, "store": 2})
+        if norm:
+            q, k = (
+                x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * w for x, w in ((q, weights[0]), (k, weights[1]))
+            )
+        q, k = turned(q, angles, neox), turned(k, angles, neox)
+        cache.keys[0][position], cache.values[0][position] = rounded(k, kv_type), rounded(v, kv_type)
+        step = gpu.step(1, positions=[position], sequences=[0], pages=cache.table)
+        expected = attention(cache, q[None], [0], [position], dim**-0.5, 0, 0.0)
+        # The second launch finds what the first one stored, and takes q as it is.
+        for stream, x in ((streams, streams[0]["x"]), ([], gpu.put(q))):
+            out = gpu.empty(n_head * dim * 4)
+            one = launches.attend(
+                step, 1, cache.struct, kv_type, splits=8, q=x, out=out, q_stride=n_head * dim, out_stride=n_head * dim,
+                partial=gpu.empty(n_head * 8 * (dim + 2) * 4), arrived=gpu.put(np.zeros(64), np.int32), n_head=n_head,
+                window=0, scale=dim**-0.5, softcap=0.0, stream=stream,
+            )  # fmt: skip
+            gpu.run(one)
+            assert error(gpu.get(out, (1, n_head, dim)), expected) <= 2e-3, position
+
+
 @pytest.mark.parametrize("n", [9, 31, 32, 33, 255, 257, 512])
 @pytest.mark.parametrize("kv_type", KV)
 def test_prefill(gpu: Gpu, kv_type: str, n: int) -> None:
     cache = Cache(gpu, kv_type, [n + 131], 2, 64, 64)
-    assert check(gpu, cache, kv_type, 6, np.zeros(n, int), np.arange(131, n + 131)) <= 2e-3
+    for processors in (132, 1):  # narrow tiles and wide ones
+        at = np.zeros(n, int), np.arange(131, n + 131)
+        assert check(gpu, cache, kv_type, 6, *at, processors=processors) <= 2e-3
 
 
-@pytest.mark.parametrize("dims", [(16, 16), (80, 80), (128, 128), (256, 256), (64, 128)])
-def test_prefill_head_sizes(gpu: Gpu, dims: tuple[int, int]) -> None:
-    cache = Cache(gpu, "f16", [200], 1, *dims)
-    assert check(gpu, cache, "f16", 1, np.zeros(70, int), np.arange(130, 200)) <= 2e-3
+@pytest.mark.parametrize("dims", [(16, 16), (80, 80), (96, 96), (112, 112), (128, 128), (256, 256), (64, 128)])
+@pytest.mark.parametrize("kv_type", KV)
+def test_prefill_head_sizes(gpu: Gpu, kv_type: str, dims: tuple[int, int]) -> None:
+    if kv_type != "f16" and (dims[0] % 32 or dims[1] % 32):
+        pytest.skip("blocks of 32")
+    cache = Cache(gpu, kv_type, [200], 1, *dims)
+    for processors in (132, 1):
+        assert check(gpu, cache, kv_type, 1, np.zeros(70, int), np.arange(130, 200), processors=processors) <= 2e-3
 
 
 @pytest.mark.parametrize("n", [3, 40])
 @pytest.mark.parametrize(("window", "softcap"), [(1, 0.0), (8, 0.0), (100, 1.5), (0, 1.5)])
-def test_window_and_softcap(gpu: Gpu, n: int, window: int, softcap: float) -> None:
-    cache = Cache(gpu, "f16", [400], 1, 64, 64)
-    assert check(gpu, cache, "f16", 20, np.zeros(n, int), np.arange(400 - n, 400), window, softcap, 2) <= 2e-3
+@pytest.mark.parametrize("kv_type", KV)
+def test_window_and_softcap(gpu: Gpu, kv_type: str, n: int, window: int, softcap: float) -> None:
+    cache = Cache(gpu, kv_type, [400], 1, 64, 64)
+    assert check(gpu, cache, kv_type, 20, np.zeros(n, int), np.arange(400 - n, 400), window, softcap, 2) <= 2e-3
 
 
-def test_several_sequences_in_a_step(gpu: Gpu) -> None:
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("kv_type", KV)
+def test_several_sequences_in_a_step(gpu: Gpu, kv_type: str, dim: int) -> None:
     lengths = [150, 9, 300, 1]
-    cache = Cache(gpu, "f16", lengths, 2, 64, 64)
+    cache = Cache(gpu, kv_type, lengths, 2, dim, dim)
     take = [20, 9, 33, 1]
     sequences = np.repeat(range(4), take)
     positions = np.concatenate([np.arange(n - t, n) for n, t in zip(lengths, take, strict=True)])
-    assert check(gpu, cache, "f16", 4, sequences, positions) <= 2e-3
+    for window, processors in ((0, 132), (40, 132), (0, 1), (40, 1)):
+        assert check(gpu, cache, kv_type, 4, sequences, positions, window, processors=processors) <= 2e-3

@@ -21,11 +21,12 @@ class LaunchBuilder:
 
     def __init__(
         self, placement: Placement, cache: DeviceCache, step: Struct, n: int, m: int, processors: int, max_tokens: int,
-        small: bool = False,
+        capability: tuple[int, int] = (9, 0),
     ) -> None:  # fmt: skip
         self._place, self._cache, self._step = placement, cache, step
         self._n, self._m, self._processors, self._max_tokens = n, m, processors, max_tokens
-        self._small = small  # little shared memory: before sm_80
+        self._capability = capability
+        self._streams: list[Struct] = []  # heads that the attention behind prepares
         self.made: list[Launch] = []
 
     def build(self, fused: Sequence[Fused]) -> list[Launch]:
@@ -174,6 +175,10 @@ class LaunchBuilder:
                     "eps": s.eps,
                 }
             )
+        if f.joins and launches.prepares_heads(self._n, self._capability) and all(map(_can_join, streams)):
+            order: dict[int, Struct] = {s["store"]: s for s in streams}
+            self._streams = [order.get(store, {}) for store in range(3)]
+            return
         cache = self._cache.struct(f.kv) if f.kv is not None else {}
         self.made.append(launches.heads(self._step, self._n, cache, streams))
 
@@ -182,7 +187,7 @@ class LaunchBuilder:
         n_head = p["n_head"]
         if n_head % kv.n_kv or q.width != n_head * kv.head_dim_k or out.width != n_head * kv.head_dim_v:
             raise KernelError(f"attention of {n_head} heads over {kv} reads {q.width} and writes {out.width} values")
-        splits = launches.decode_splits(self._n, n_head, kv.n_kv, self._processors, self._max_tokens, small=self._small)
+        splits = launches.decode_splits(self._n, n_head, kv.n_kv, self._processors, self._max_tokens, self._capability)
         fields = dict(zip(("q", "q_stride"), self._place.buffer(q), strict=True))
         fields |= dict(zip(("out", "out_stride"), self._place.buffer(out), strict=True))
         if self._n <= launches.FEW:
@@ -190,9 +195,11 @@ class LaunchBuilder:
             fields["partial"] = self._place.shared_scratch("attention", size)
             fields["arrived"] = self._place.shared_scratch("counters", 4 * 65536)
         one = launches.attend(
-            self._step, self._n, self._cache.struct(kv), self._cache.kv_type, splits=splits, small=self._small,
-            n_head=n_head, window=p["window"], scale=p["scale"], softcap=p["softcap"], **fields,
+            self._step, self._n, self._cache.struct(kv), self._cache.kv_type, capability=self._capability,
+            splits=splits, n_head=n_head, window=p["window"], scale=p["scale"], softcap=p["softcap"],
+            stream=self._streams, processors=self._processors, **fields,
         )  # fmt: skip
+        self._streams = []
         self.made.append(one)
 
     def add_argmax(self, logits: Buffer, best: int, value: int) -> None:
@@ -202,3 +209,8 @@ class LaunchBuilder:
         arrived = self._place.shared_scratch("counters", 4 * 65536)
         fields = {"partial": partial, "arrived": arrived, "best": best, "value": value, "width": logits.width}
         self.made.append(launches.argmax(self._step, self._m, logits=at, stride=stride, **fields))
+
+
+def _can_join(stream: Struct) -> bool:
+    """Whether attention can prepare these heads, which it reads in aligned pairs."""
+    return stream["x"] % 16 == 0 and stream["dim"] % 8 == 0 and stream["half"] % 2 == 0

@@ -101,13 +101,13 @@ class CudaTape:
         self._best, self._value = place.memory(4 * max_outputs, "step"), place.memory(8 * max_outputs, "step")
 
     def _reserve_attention(self, place: Placement) -> None:
-        most = 0
+        most, d = 0, self._device
         for op in self._ops:
             if op.kind != "attend":
                 continue
             kv, heads = op.args[1], op.params["n_head"]
             for n in (c for c in self._classes if c <= FEW):
-                splits = decode_splits(n, heads, kv.n_kv, self._device.processors, self._max_tokens)
+                splits = decode_splits(n, heads, kv.n_kv, d.processors, self._max_tokens, d.capability)
                 most = max(most, n * heads * splits * (kv.head_dim_v + 2) * 4)
         place.shared_scratch("attention", max(most, 256))
 
@@ -119,7 +119,7 @@ class CudaTape:
             m = min(size, self._place.max_outputs)
             b = LaunchBuilder(
                 self._place, self._cache, self._step, size, m, self._device.processors, self._max_tokens,
-                small=self._device.capability < (8, 0),
+                capability=self._device.capability,
             )  # fmt: skip
             b.build(Fusion(self._ops, size, [self._logits]).launches())
             b.add_argmax(self._logits, self._best, self._value)

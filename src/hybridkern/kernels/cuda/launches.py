@@ -17,10 +17,10 @@ MATVEC_ROWS = 4
 MATVEC_WARPS = 16  # of a block, with one column
 FEW = 8  # columns that a matrix-vector kernel takes
 DECODE_HEADS, DECODE_WARPS = 8, 4  # of a block that decodes
-PREFILL_ROWS = 128
-# Bytes of shared memory of attention, and decoding blocks on a multiprocessor; the small ones: before sm_80
-DECODE_SHARED, DECODE_BLOCKS = {False: 98304, True: 65536}, {False: 2, True: 1}
-PREFILL_SHARED = {64: 50176, 128: 66560, 256: 98304}
+# Shared memory of attention, in bytes, and decoding blocks on a multiprocessor: from sm_80 on, and before
+DECODE_SHARED, DECODE_BLOCKS = (98304, 65536), (2, 1)
+# For each size of heads, wide tiles (128 rows) and narrow ones (64); the same for all before sm_80
+PREFILL_SHARED = {64: (50176, 50176), 128: (66560, 81920), 256: (0, 98304)}
 PREFILL_SHARED_SMALL = 50176
 STAGES = 3
 WIDE = (128, 128, 256)  # rows, tokens and threads of a block that multiplies many columns
@@ -29,7 +29,7 @@ ROW_MODES = {"copy": 0, "silu": 1, "gelu_tanh": 2, "add": 3, "scale": 4, "softca
 GLU = {None: 0, "silu": 1, "gelu_tanh": 2}
 ARGMAX_CHUNKS = 64  # of a row of logits
 TOPK_MOST, TOPK_WIDTH, TOPK_KEPT = 256, 1 << 18, 512  # k, logits, candidates of a chunk
-TOPK_PARTIAL = ARGMAX_CHUNKS * (8 * TOPK_KEPT + 16)  # bytes of scratch per output row
+TOPK_PARTIAL = ARGMAX_CHUNKS * (8 * TOPK_KEPT + 32)  # bytes of scratch per output row
 Struct = dict[str, Any]
 
 
@@ -220,33 +220,44 @@ def head_size(dim: int) -> int:
     return next((size for size in (64, 128, 256) if dim <= size), 0)
 
 
-def decode_splits(n: int, n_head: int, n_kv: int, processors: int, max_tokens: int, *, small: bool = False) -> int:
-    """Between how many blocks the cache of a token is divided. small: shared memory as before sm_80."""
+def decode_splits(
+    n: int, n_head: int, n_kv: int, processors: int, max_tokens: int, capability: tuple[int, int] = (9, 0)
+) -> int:
+    """Between how many blocks the cache of a token is divided."""
     tiles = n_kv * _ceil(n_head // n_kv, DECODE_HEADS) * n
-    return max(1, min(DECODE_BLOCKS[small] * processors // tiles, _ceil(max_tokens, 16 * DECODE_WARPS)))
+    blocks = DECODE_BLOCKS[capability < (8, 0)] * processors // tiles
+    return max(1, min(blocks, _ceil(max_tokens, 16 * DECODE_WARPS)))
+
+
+def prepares_heads(n: int, capability: tuple[int, int]) -> bool:
+    """Whether attention of n tokens can do norm, rotation and store of heads itself."""
+    return n == 1 and capability >= (8, 0)
 
 
 def attend(
-    step: Struct, n: int, cache: Struct, kv_type: str, *, splits: int = 1, small: bool = False, **fields: Any
-) -> Launch:
-    """Attention of n tokens; at most 8 are decoded with split caches. fields: q, out, strides, n_head, scale, ...;
-    small: as for decode_splits."""
+    step: Struct, n: int, cache: Struct, kv_type: str, *, splits: int = 1, capability: tuple[int, int] = (9, 0),
+    processors: int = 132, **fields: Any,
+) -> Launch:  # fmt: skip
+    """Attention of n tokens; at most 8 are decoded, with caches split as decode_splits says. fields: q, out, strides,
+    n_head, scale, ...; stream: q, k, v to prepare first, where it can."""
     size = head_size(max(cache["dim_k"], cache["dim_v"]))
     args = a.pack(a.ATTEND, step=step, cache=cache, splits=splits, **fields)
-    group = fields["n_head"] // cache["n_kv"]
+    group, small = fields["n_head"] // cache["n_kv"], capability < (8, 0)
     if n <= FEW:
         grid = (splits, cache["n_kv"] * _ceil(group, DECODE_HEADS), n)
-        return Launch(f"hk_decode{size}_{kv_type}", grid, (32 * DECODE_WARPS, 1, 1), DECODE_SHARED[small], args)
-    grid = (cache["n_kv"], _ceil(n * group, PREFILL_ROWS), 1)
-    shared = PREFILL_SHARED_SMALL if small else PREFILL_SHARED[size]
-    return Launch(f"hk_prefill{size}_{kv_type}", grid, (128, 1, 1), shared, args)
+        name = f"hk_decode{'_one' if prepares_heads(n, capability) else ''}{size}_{kv_type}"
+        return Launch(name, grid, (32 * DECODE_WARPS, 1, 1), DECODE_SHARED[small], args)
+    narrow = size == 256 or cache["n_kv"] * _ceil(n * group, 128) < 2 * processors
+    grid = (cache["n_kv"], _ceil(n * group, 64 if narrow else 128), 1)
+    name = f"hk_prefill{'_narrow' if narrow and size < 256 else ''}{size}_{kv_type}"
+    return Launch(name, grid, (128, 1, 1), PREFILL_SHARED_SMALL if small else PREFILL_SHARED[size][narrow], args)
 
 
 def topk(step: Struct, n: int, k: int, *, partial: int, width: int, **fields: Any) -> Launch:
     """The k likeliest tokens of every output row, sorted; partial: n times TOPK_PARTIAL bytes."""
     if not 1 <= k <= TOPK_MOST or width > TOPK_WIDTH:
         raise KernelError(f"the CUDA set finds at most {TOPK_MOST} of {TOPK_WIDTH} logits, not {k} of {width}")
-    candidates = partial + n * ARGMAX_CHUNKS * 16
+    candidates = partial + n * ARGMAX_CHUNKS * 32
     args = a.pack(a.TOPK, step=step, partial=partial, candidates=candidates, width=width, k=k, **fields)
     return Launch("hk_topk", (ARGMAX_CHUNKS, n, 1), (256, 1, 1), 0, args)
 
