@@ -3,6 +3,8 @@
 #include "hk_choice.cuh"
 #include "hk_rows.cuh"
 
+#define AT_ONCE 4 /* logits whose loads a thread has on their way */
+
 /* The best so far, the lowest index among equals; sum of exp(x - value); bad: a NaN was seen. */
 struct choice {
     float value, sum;
@@ -45,13 +47,25 @@ HK_KERNEL hk_argmax(const __grid_constant__ hk_argmax_args a) {
     if (row >= a.step.counts[1])
         return;
     choice c = nothing();
-    for (s64 i = (s64)blockIdx.x * blockDim.x + threadIdx.x; i < a.width; i += (s64)gridDim.x * blockDim.x) {
-        float x = load_fresh(a.logits + row * a.stride + i);
-        choice one = {x, 1, (int)i, 0};
-        if (x != x)
-            c.bad = 1;
-        else if (x > -HK_INFINITY)
-            c = merged(c, one);
+    s64 stride = (s64)gridDim.x * blockDim.x;
+    for (s64 i = (s64)blockIdx.x * blockDim.x + threadIdx.x; i < a.width; i += AT_ONCE * stride) {
+        float x[AT_ONCE];
+        choice few = nothing();
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            x[k] = i + k * stride < a.width ? load_fresh(a.logits + row * a.stride + i + k * stride) : -HK_INFINITY;
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            few.bad |= x[k] != x[k];
+            if (x[k] > few.value) {
+                few.value = x[k];
+                few.index = (int)(i + k * stride);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            few.sum += x[k] > -HK_INFINITY ? __expf(x[k] - few.value) : 0;
+        c = merged(c, few);
     }
     c = block_choice(c, shared);
     float *part = a.partial + 4 * ((s64)row * gridDim.x);

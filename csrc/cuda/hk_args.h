@@ -159,16 +159,15 @@ typedef struct hk_argmax_args {
     hk_handover to;
 } hk_argmax_args;
 
-#define HK_TOPK_KEPT 512 /* candidates of a chunk, at most */
 typedef struct hk_topk_args {
     hk_step step;
     const float *logits;
-    unsigned long long *candidates; /* [outputs][chunks][HK_TOPK_KEPT] */
-    float *partial;                 /* [outputs][chunks][8] */
-    int *arrived;                   /* [outputs], zero between steps */
-    int *ids;                       /* [outputs][k], -1 behind the last one */
-    float *values;                  /* [outputs][k] */
-    float *total;                   /* [outputs][2] as value above */
+    unsigned int *peaks; /* [outputs][64 chunks][256] */
+    float *partial;      /* [outputs][64 chunks][4] */
+    int *arrived;        /* [outputs], zero between steps */
+    int *ids;            /* [outputs][k], -1 behind the last one */
+    float *values;       /* [outputs][k] */
+    float *total;        /* [outputs][2] as value above */
     long long width, stride;
     hk_handover to;
     int k, pad;

@@ -127,9 +127,9 @@ HK_FN f32x2 load_fresh2(const float *p) {
     asm volatile("ld.global.cg.v2.f32 {%0,%1}, [%2];" : "=f"(r.v[0]), "=f"(r.v[1]) : "l"(p) : "memory");
     return r;
 }
-HK_FN u64 load_fresh8(const u64 *p) {
-    u64 r;
-    asm volatile("ld.global.cg.u64 %0, [%1];" : "=l"(r) : "l"(p) : "memory");
+HK_FN u32 load_fresh_word(const u32 *p) {
+    u32 r;
+    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(r) : "l"(p) : "memory");
     return r;
 }
 HK_FN float load_fresh(const float *p) {

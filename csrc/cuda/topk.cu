@@ -1,12 +1,17 @@
 /* The k likeliest tokens of every output row, sorted by logit, the lowest token first among equals, with the log of the
  * sum of all exponentials: what temperature, top-k, top-p and min-p need, so that the logits stay on the device.
  *
- * A key is the logit, made an unsigned integer that sorts alike, and behind it the complement of the token: keys are
- * unique, so a selection is exact. Each block reduces its chunk of the row to a superset of its k largest, at most
- * HK_TOPK_KEPT, by histograms of 11 bits from the top, of which one is nearly always enough; the last block does the
- * same with what the others kept and sorts by counting, for each key, the larger ones.
+ * Every thread of the grid takes a group of up to 16 logits and leaves the group's maximum. The last block finds the
+ * k-th largest of these maxima, by histograms of 11 bits from the top: at least k logits are as large, and because
+ * there are many more groups than k, hardly any more. It reads the groups that hold them again and sorts by counting,
+ * for each key, the larger ones. A key is the logit, made an unsigned integer that sorts alike, and behind it the
+ * complement of the token: keys are unique, so the selection is exact. Where very many logits are equal, the block
+ * walks over the whole row instead.
  *
- * grid (chunks, outputs), 256 threads; k <= 256, width <= 2^18 and at most 16 values of a chunk per thread.
+ * Lost: lists of candidates by block, each with its own k largest; 64 k of them have to be looked through (16 to 120
+ * us).
+ *
+ * grid (chunks, outputs), 256 threads; k <= 256, chunks <= 64, width <= 2^18.
  */
 #include "hk_choice.cuh"
 #include "hk_rows.cuh"
@@ -14,7 +19,9 @@
 #define THREADS 256
 #define BINS    2048
 #define VALUES  16
-#define LEFT    3072 /* candidates of all chunks that the last block holds in shared memory */
+#define CHUNKS  64
+#define LEFT    3072 /* keys in shared memory */
+#define SORTED  512
 #define ID_BITS 18
 #define ID_MASK ((1u << ID_BITS) - 1)
 
@@ -32,11 +39,21 @@ HK_FN int id_of(u64 key) { return (int)(ID_MASK - ((u32)key & ID_MASK)); }
 struct workspace {
     u32 bins[BINS];
     u32 warp_sums[THREADS / 32];
-    u32 digit, above, inside, n, least, left, count[THREADS];
-    u64 keys[LEFT];
-    u64 list[HK_TOPK_KEPT];
+    u32 digit, above, inside, n, n_groups, floor;
+    u16 groups[SORTED];
+    u64 keys[LEFT], list[SORTED];
     float reduce[HK_MAX_WARPS];
 };
+
+/* Appends where `want`; whole warps. */
+template <class T> HK_FN void append(T *list, u32 size, u32 &n, T value, bool want) {
+    u32 who = __ballot_sync(~0u, want), lane = threadIdx.x & 31, base = 0;
+    if (lane == 0 && who)
+        base = atomicAdd(&n, (u32)__popc(who));
+    u32 at = __shfl_sync(~0u, base, 0) + __popc(who & ((1u << lane) - 1));
+    if (want && at < size)
+        list[at] = value;
+}
 
 /* The bin in which the k-th largest lies, counted from the top, `above` keys lying above all bins. */
 HK_FN void find_bin(workspace &w, u32 k, u32 above) {
@@ -69,23 +86,12 @@ HK_FN void find_bin(workspace &w, u32 k, u32 above) {
     __syncthreads();
 }
 
-/* A cut such that k to `most` of the keys that `each` visits lie at or above it, or 0 if there are no more than that.
- */
-template <class EACH> HK_FN u64 cut_for(workspace &w, u32 k, u32 most, EACH each) {
-    if (threadIdx.x == 0)
-        w.n = 0;
-    __syncthreads();
-    u32 mine = 0;
-    each([&](u64) { mine++; });
-#pragma unroll
-    for (int o = 16; o; o >>= 1)
-        mine += __shfl_xor_sync(~0u, mine, o);
-    if ((threadIdx.x & 31) == 0)
-        atomicAdd(&w.n, mine);
-    __syncthreads();
+/* A cut at which k to `most` of the n keys that `each` visits lie at or above, or 0 if n is no more than that. Bits
+ * below `last` are not looked at: more than `most` may be left then. */
+template <class EACH> HK_FN u64 cut_for(workspace &w, u32 k, u32 most, u32 n, int last, EACH each) {
     u64 prefix = 0;
     u32 above = 0;
-    if (w.n <= most)
+    if (n <= most)
         return 0;
     for (int shift = 39, bits = 11;;) {
         for (int i = threadIdx.x; i < BINS; i += THREADS)
@@ -99,165 +105,168 @@ template <class EACH> HK_FN u64 cut_for(workspace &w, u32 k, u32 most, EACH each
         find_bin(w, k, above);
         prefix = prefix << bits | w.digit;
         above = w.above;
-        if (above + w.inside <= most || shift == 0)
+        if (above + w.inside <= most || shift == last)
             return prefix << shift;
         bits = shift > 28 ? 11 : shift > 18 ? 10 : 9; /* 39, 28, 18, 9, 0 */
         shift -= bits;
     }
 }
 
-/* The keys at or above the cut into a list, in no order; returns how many. */
-template <class EACH> HK_FN u32 collect(workspace &w, u64 cut, u64 *list, EACH each) {
-    __syncthreads();
-    if (threadIdx.x == 0)
-        w.n = 0;
-    __syncthreads();
-    each([&](u64 key) {
-        if (key >= cut)
-            list[atomicAdd(&w.n, 1u)] = key;
-    });
-    __syncthreads();
-    return w.n;
+/* A group's maximum as the upper part of a key, 0 where it is empty. */
+HK_FN u32 *group_peaks(const hk_topk_args &a, int row) { return a.peaks + (s64)row * CHUNKS * THREADS; }
+HK_FN s64 chunk_size(const hk_topk_args &a) { return (a.width + gridDim.x - 1) / gridDim.x; }
+/* Value i of group g, -infinity where there is none. */
+HK_FN float value_at(const hk_topk_args &a, int row, int g, int i, s64 &at) {
+    s64 size = chunk_size(a), inside = i * THREADS + g % THREADS;
+    at = g / THREADS * size + inside;
+    return inside < size && at < a.width ? load_fresh(a.logits + row * a.stride + at) : -HK_INFINITY;
 }
 
-/* Reduces a block's chunk of a row. */
-HK_FN void keep_chunk(const hk_topk_args &a, workspace &w, int row) {
-    int thread = threadIdx.x;
-    s64 size = (a.width + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * size, end = min(begin + size, a.width);
+/* Maximum and sum of a block's chunk of a row, and the maxima of its groups. */
+HK_FN void leave_chunk(const hk_topk_args &a, workspace &w, int row) {
+    int group = blockIdx.x * THREADS + threadIdx.x;
     float v[VALUES], peak = -HK_INFINITY, sum = 0;
     bool bad = false;
+    s64 at;
 #pragma unroll
-    for (int i = 0; i < VALUES; i++) {
-        s64 at = begin + i * THREADS + thread;
-        v[i] = at < end ? load_fresh(a.logits + row * a.stride + at) : -HK_INFINITY;
-    }
+    for (int i = 0; i < VALUES; i++)
+        v[i] = value_at(a, row, group, i, at);
 #pragma unroll
     for (int i = 0; i < VALUES; i++) {
         bad |= v[i] != v[i];
         peak = fmaxf(peak, v[i]);
     }
-    /* At least 64 (256) values are as large as the smallest of the peaks of 64 (256) groups: the rest is out at once.
-     */
-    float group = a.k <= 64 ? fmaxf(peak, __shfl_xor_sync(~0u, peak, 1)) : peak;
-    group = a.k <= 64 ? fmaxf(group, __shfl_xor_sync(~0u, group, 2)) : group;
-    float floor = -block_reduce<true>(-group, w.reduce, thread, THREADS);
-    peak = block_reduce<true>(peak, w.reduce, thread, THREADS);
+    value_at(a, row, group, 0, at);
+    bool any = threadIdx.x < chunk_size(a) && at < a.width;
+    group_peaks(a, row)[group] = any ? (u32)(key_of(peak, 0) >> ID_BITS) : 0;
+    peak = block_reduce<true>(peak, w.reduce, threadIdx.x, THREADS);
 #pragma unroll
     for (int i = 0; i < VALUES; i++)
         sum += __expf(v[i] - peak);
-    sum = block_reduce<false>(sum, w.reduce, thread, THREADS);
-    auto each = [&](auto take) {
-#pragma unroll
-        for (int i = 0; i < VALUES; i++) {
-            s64 at = begin + i * THREADS + thread;
-            if (at < end && v[i] >= floor)
-                take(key_of(v[i], (int)at));
-        }
-    };
-    /* Fewer candidates would cost the last block less, but more passes here. */
-    u64 cut = cut_for(w, a.k, min(HK_TOPK_KEPT, a.k + a.k / 2 + 32), each);
-    u32 n = collect(w, cut, a.candidates + ((s64)row * gridDim.x + blockIdx.x) * HK_TOPK_KEPT, each);
+    sum = block_reduce<false>(sum, w.reduce, threadIdx.x, THREADS);
     bad = __syncthreads_or(bad);
-    if (thread == 0) {
-        /* `least`: at least k of this chunk's values, and so of the row's, are as large (0: nothing known). */
-        u32 least = n < (u32)a.k ? 0 : (u32)(max(cut, key_of(floor, ID_MASK)) >> ID_BITS);
-        f32x4 part = {{peak, sum, __int_as_float(bad), __uint_as_float(n)}};
-        float *to = a.partial + 8 * ((s64)row * gridDim.x + blockIdx.x);
-        *(f32x4 *)to = part;
-        to[4] = __uint_as_float(least);
+    if (threadIdx.x == 0) {
+        f32x4 part = {{peak, sum, __int_as_float(bad), 0}};
+        *(f32x4 *)(a.partial + 4 * ((s64)row * CHUNKS + blockIdx.x)) = part;
     }
 }
 
-HK_KERNEL __launch_bounds__(THREADS) hk_topk(const __grid_constant__ hk_topk_args a) {
+/* At most SORTED keys, the k largest among them, into w.list; returns how many. */
+HK_FN u32 select(const hk_topk_args &a, workspace &w, int row) {
+    int thread = threadIdx.x;
+    u32 peak[CHUNKS], filled = 0;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++)
+        peak[c] = c < (int)gridDim.x ? load_fresh_word(group_peaks(a, row) + c * THREADS + thread) : 0;
+    if (thread == 0) {
+        w.n = w.n_groups = 0;
+        w.floor = ~0u;
+    }
+    __syncthreads();
+    /* At least 64 (256) maxima are as large as the smallest of the peaks of 64 (256) parts: the rest is out at once. */
+    u32 floor = 0, most = min(SORTED, 2 * a.k + 64);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++)
+        floor = max(floor, peak[c]);
+    for (int o = 1; o < 4 && a.k <= 64; o <<= 1)
+        floor = max(floor, __shfl_xor_sync(~0u, floor, o));
+    for (int o = 1; o < 32; o <<= 1)
+        floor = min(floor, __shfl_xor_sync(~0u, floor, o));
+    if ((thread & 31) == 0)
+        atomicMin(&w.floor, floor);
+    __syncthreads();
+    floor = max(w.floor, 1u);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++)
+        filled += peak[c] >= floor;
+    filled = (u32)block_reduce<false>((float)filled, w.reduce, thread, THREADS);
+    u64 cut = cut_for(w, a.k, most, filled, ID_BITS, [&](auto take) {
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++)
+            if (peak[c] >= floor)
+                take((u64)peak[c] << ID_BITS);
+    });
+    cut = max(cut, (u64)floor << ID_BITS);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++)
+        append(w.groups, SORTED, w.n_groups, (u16)(c * THREADS + thread), (u64)peak[c] << ID_BITS >= cut);
+    __syncthreads();
+    u32 n_groups = w.n_groups, total = n_groups * VALUES;
+    if (n_groups <= SORTED)
+        for (u32 base = 0; base < total; base += 8 * THREADS) {
+            float v[8];
+            s64 at[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) { /* together: they come from far away */
+                u32 j = base + i * THREADS + thread;
+                at[i] = a.width;
+                v[i] = j < total ? value_at(a, row, w.groups[j / VALUES], j % VALUES, at[i]) : 0;
+            }
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                u32 j = base + i * THREADS + thread;
+                s64 inside = j < total ? j % VALUES * THREADS + w.groups[j / VALUES] % THREADS : a.width;
+                u64 key = key_of(v[i], (int)at[i]);
+                append(w.keys, LEFT, w.n, key, at[i] < a.width && inside < chunk_size(a) && key >= cut);
+            }
+        }
+    __syncthreads();
+    bool fits = n_groups <= SORTED && w.n <= LEFT;
+    u32 left = fits ? w.n : (u32)a.width;
+    auto each = [&](auto take) {
+        if (fits)
+            for (u32 i = thread; i < left; i += THREADS)
+                take(w.keys[i]);
+        else
+            for (s64 i = thread; i < a.width; i += THREADS)
+                take(key_of(load_fresh(a.logits + row * a.stride + i), (int)i));
+    };
+    cut = cut_for(w, a.k, most, left, 0, each);
+    __syncthreads();
+    if (thread == 0)
+        w.n = 0;
+    __syncthreads();
+    each([&](u64 key) {
+        if (key >= cut)
+            w.list[atomicAdd(&w.n, 1u)] = key;
+    });
+    __syncthreads();
+    return w.n;
+}
+
+HK_KERNEL __launch_bounds__(THREADS, 1) hk_topk(const __grid_constant__ hk_topk_args a) {
     __shared__ workspace w;
     allow_next();
     wait_for_previous();
-    int row = blockIdx.y, thread = threadIdx.x, warp = thread >> 5, lane = thread & 31, chunks = gridDim.x;
+    int row = blockIdx.y, thread = threadIdx.x, chunks = gridDim.x;
     if (row >= a.step.counts[1])
         return;
-    keep_chunk(a, w, row);
+    leave_chunk(a, w, row);
     __threadfence();
     if (!__syncthreads_or(thread == 0 && atomicAdd(a.arrived + row, 1) == chunks - 1))
         return;
     __threadfence();
-    const float *part = a.partial + 8 * (s64)row * chunks;
-    float peak = -HK_MAX_FLOAT, sum = 0;
-    bool bad = false;
-    if (thread == 0)
-        w.least = 0;
-    __syncthreads();
-    if (thread < chunks) {
-        f32x4 p = load_fresh4(part + 8 * thread);
-        peak = p.v[0];
-        sum = p.v[1];
-        bad = __float_as_int(p.v[2]) != 0;
-        w.count[thread] = __float_as_uint(p.v[3]);
-        atomicMax(&w.least, __float_as_uint(load_fresh(part + 8 * thread + 4)));
-    }
-    float best = block_reduce<true>(peak, w.reduce, thread, THREADS);
-    sum = block_reduce<false>(sum * __expf(peak - best), w.reduce, thread, THREADS);
-    bad = __syncthreads_or(bad) || !(sum > 0) || !(best <= HK_MAX_FLOAT);
+    f32x4 p = {{-HK_MAX_FLOAT, 0, 0, 0}};
+    if (thread < chunks)
+        p = load_fresh4(a.partial + 4 * ((s64)row * CHUNKS + thread));
+    float best = block_reduce<true>(p.v[0], w.reduce, thread, THREADS);
+    float sum = block_reduce<false>(p.v[1] * __expf(p.v[0] - best), w.reduce, thread, THREADS);
+    bool bad = __syncthreads_or(__float_as_int(p.v[2])) || !(sum > 0) || !(best <= HK_MAX_FLOAT);
     float nan = __uint_as_float(0x7FC00000u), lse = bad ? nan : best + logf(sum);
     int *ids = a.ids + (s64)row * a.k;
     float *values = a.values + (s64)row * a.k;
-    u32 n = 0;
-    if (!bad) {
-        const u64 *kept = a.candidates + (s64)row * chunks * HK_TOPK_KEPT;
-        u64 least = (u64)w.least << ID_BITS;
-        auto kept_by_all = [&](auto take) {
-            for (int c = warp; c < chunks; c += 4 * THREADS / 32) {
-                u64 key[4][2];
-#pragma unroll
-                for (int i = 0; i < 8; i++) { /* together: they come from far away */
-                    int chunk = c + (i >> 1) * THREADS / 32;
-                    u32 at = lane + 32 * (i & 1);
-                    key[i >> 1][i & 1] =
-                        chunk < chunks && at < w.count[chunk] ? load_fresh8(kept + chunk * HK_TOPK_KEPT + at) : 0;
-                }
-#pragma unroll
-                for (int i = 0; i < 8; i++)
-                    if (key[i >> 1][i & 1] > least)
-                        take(key[i >> 1][i & 1]);
-                for (int i = 0; i < 4; i++) {
-                    int chunk = c + i * THREADS / 32;
-                    for (u32 at = lane + 64; chunk < chunks && at < w.count[chunk]; at += 32) {
-                        u64 one = load_fresh8(kept + chunk * HK_TOPK_KEPT + at);
-                        if (one > least)
-                            take(one);
-                    }
-                }
-            }
-        };
-        /* Nearly always what is left fits into shared memory, and further passes are cheap. */
-        if (thread == 0)
-            w.left = 0;
-        __syncthreads();
-        kept_by_all([&](u64 key) {
-            u32 at = atomicAdd(&w.left, 1u);
-            if (at < LEFT)
-                w.keys[at] = key;
-        });
-        __syncthreads();
-        bool fits = w.left <= LEFT;
-        auto each = [&](auto take) {
-            if (fits)
-                for (u32 i = thread; i < w.left; i += THREADS)
-                    take(w.keys[i]);
-            else
-                kept_by_all(take);
-        };
-        n = collect(w, cut_for(w, a.k, HK_TOPK_KEPT, each), w.list, each);
-        for (u32 i = thread; i < n; i += THREADS) {
-            u64 key = w.list[i];
-            u32 rank = 0;
-            for (u32 j = 0; j < n; j++)
-                rank += w.list[j] > key;
-            if (rank < (u32)a.k) {
-                ids[rank] = id_of(key);
-                values[rank] = value_of(key);
-                if (rank == 0)
-                    w.digit = (u32)id_of(key);
-            }
+    u32 n = bad ? 0 : select(a, w, row);
+    for (u32 i = thread; i < n; i += THREADS) {
+        u64 key = w.list[i];
+        u32 rank = 0;
+#pragma unroll 8
+        for (u32 j = 0; j < n; j++)
+            rank += w.list[j] > key;
+        if (rank < (u32)a.k) {
+            ids[rank] = id_of(key);
+            values[rank] = value_of(key);
+            if (rank == 0)
+                w.digit = (u32)id_of(key);
         }
     }
     for (int i = n + thread; i < a.k; i += THREADS) {

@@ -62,7 +62,7 @@ HANDOVER = _struct((P, "host next_tokens next_positions"), (I64, "host_stride"))
 ARGMAX = _struct((STEP, "step"), (P, "logits partial arrived best value"), (I64, "width stride"), (HANDOVER, "to"))
 TOPK = _struct(
     (STEP, "step"),
-    (P, "logits candidates partial arrived ids values total"),
+    (P, "logits peaks partial arrived ids values total"),
     (I64, "width stride"),
     (HANDOVER, "to"),
     (I32, "k pad"),

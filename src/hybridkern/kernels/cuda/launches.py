@@ -28,8 +28,8 @@ KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2}
 ROW_MODES = {"copy": 0, "silu": 1, "gelu_tanh": 2, "add": 3, "scale": 4, "softcap": 5, "select": 6}
 GLU = {None: 0, "silu": 1, "gelu_tanh": 2}
 ARGMAX_CHUNKS = 64  # of a row of logits
-TOPK_MOST, TOPK_WIDTH, TOPK_KEPT = 256, 1 << 18, 512  # k, logits, candidates of a chunk
-TOPK_PARTIAL = ARGMAX_CHUNKS * (8 * TOPK_KEPT + 32)  # bytes of scratch per output row
+TOPK_MOST, TOPK_WIDTH = 256, 1 << 18  # k, logits
+TOPK_PARTIAL = ARGMAX_CHUNKS * (16 + 4 * 256)  # bytes of scratch per output row
 Struct = dict[str, Any]
 
 
@@ -257,8 +257,8 @@ def topk(step: Struct, n: int, k: int, *, partial: int, width: int, **fields: An
     """The k likeliest tokens of every output row, sorted; partial: n times TOPK_PARTIAL bytes."""
     if not 1 <= k <= TOPK_MOST or width > TOPK_WIDTH:
         raise KernelError(f"the CUDA set finds at most {TOPK_MOST} of {TOPK_WIDTH} logits, not {k} of {width}")
-    candidates = partial + n * ARGMAX_CHUNKS * 32
-    args = a.pack(a.TOPK, step=step, partial=partial, candidates=candidates, width=width, k=k, **fields)
+    peaks = partial + n * ARGMAX_CHUNKS * 16
+    args = a.pack(a.TOPK, step=step, partial=partial, peaks=peaks, width=width, k=k, **fields)
     return Launch("hk_topk", (ARGMAX_CHUNKS, n, 1), (256, 1, 1), 0, args)
 
 
