@@ -26,7 +26,7 @@ template <class F, int N> HK_FN void float_matvec(const hk_matmul_args &a) {
             float w[4];
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                w[e] = element((const F *)0, a.part.w.q, row * a.cols + i + e);
+                w[e] = element((const F *)0, a.part.w.at, row * a.cols + i + e);
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 if (j >= n)
@@ -61,7 +61,7 @@ HK_KERNEL hk_matmul_f32(const __grid_constant__ hk_matmul_args a) {
     if (token0 >= n)
         return;
     int tr = threadIdx.x & 15, tt = threadIdx.x >> 4;
-    const float *weights = (const float *)a.part.w.q;
+    const float *weights = (const float *)a.part.w.at;
     float acc[4][4] = {};
     for (s64 k = 0; k < a.cols; k += 16) {
         for (int i = threadIdx.x; i < 1024; i += 256) {

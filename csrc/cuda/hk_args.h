@@ -13,9 +13,9 @@ typedef struct hk_step {
     long long page_stride;
 } hk_step;
 
-/* A matrix in device layout (hk_unit.cuh): up to four planes. */
+/* A matrix in device layout (hk_unit.cuh). */
 typedef struct hk_matrix {
-    const unsigned char *q, *h, *s, *d;
+    const unsigned char *at;
 } hk_matrix;
 
 typedef struct hk_convert_args {

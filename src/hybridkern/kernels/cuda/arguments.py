@@ -19,7 +19,7 @@ def _struct(*fields: tuple[Any, ...]) -> np.dtype[Any]:
 
 
 STEP = _struct((P, "counts tokens positions sequences variants outputs pages"), (I64, "page_stride"))
-MATRIX = _struct((P, "q h s d"))
+MATRIX = _struct((P, "at"))
 CONVERT = _struct((P, "raw"), (MATRIX, "to"), (I64, "rows cols"))
 PART = _struct((MATRIX, "w"), (P, "out bias add"), (I64, "rows out_stride add_stride"))
 MATVEC = _struct(

@@ -40,8 +40,8 @@ class LaunchBuilder:
         if out.width != w.cols:
             raise KernelError(f"{w.name} has rows of {w.cols} values, the buffer holds {out.width}")
         at, stride = self._place.buffer(out)
-        planes, scale = self._place.planes(w), f.op.params["scale"]
-        self.made.append(launches.embed(w.type, self._step, self._n, planes, w.rows, w.cols, at, stride, scale))
+        table, scale = self._place.address(w), f.op.params["scale"]
+        self.made.append(launches.embed(w.type, self._step, self._n, table, w.rows, w.cols, at, stride, scale))
 
     def _add_angles(self, f: Fused) -> None:
         a = f.op.out
@@ -60,7 +60,7 @@ class LaunchBuilder:
         at, stride = self._place.buffer(out or p.out)
         add_at, add_stride = self._place.buffer(add) if add is not None else (0, 0)
         return {
-            "w": launches.matrix(self._place.planes(w)),
+            "w": launches.matrix(self._place.address(w)),
             "out": at,
             "bias": self._place.vector(bias, w.rows),
             "add": add_at,

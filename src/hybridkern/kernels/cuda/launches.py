@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from . import arguments as a
-from .layout import LAYOUTS, UNIT
+from .layout import LAYOUTS, TILE
 
 MATVEC_ROWS = 4
 MATVEC_WARPS = 16  # of a block, with one column
@@ -49,15 +48,16 @@ def _ceil(n: int, d: int) -> int:
     return -(-n // d)
 
 
-def convert(type_name: str, raw: int, planes: Sequence[int], rows: int, cols: int) -> Launch:
+def convert(type_name: str, raw: int, to: int, rows: int, cols: int) -> Launch:
     """Raw rows at `raw` into device layout."""
-    args = a.pack(a.CONVERT, raw=raw, to=matrix(planes), rows=rows, cols=cols)
-    return Launch(f"hk_convert_{type_name.lower()}", (_ceil(rows * cols // UNIT, 256), 1, 1), (256, 1, 1), 0, args)
+    args = a.pack(a.CONVERT, raw=raw, to=matrix(to), rows=rows, cols=cols)
+    records = _ceil(rows, TILE) * _ceil(cols, LAYOUTS[type_name].columns)
+    return Launch(f"hk_convert_{type_name.lower()}", (_ceil(records, 8), 1, 1), (256, 1, 1), 0, args)
 
 
-def matrix(planes: Sequence[int]) -> Struct:
-    """The struct of a matrix whose planes lie there."""
-    return dict(zip("qhsd", planes, strict=True))
+def matrix(at: int) -> Struct:
+    """The struct of a matrix that lies there."""
+    return {"at": at}
 
 
 def matvec_shape(cols: int, few: bool, rows_per_tile: int = MATVEC_ROWS) -> tuple[int, int, int]:
@@ -172,7 +172,7 @@ def embed(
     type_name: str,
     step: Struct,
     n: int,
-    planes: Sequence[int],
+    table: int,
     rows: int,
     cols: int,
     out: int,
@@ -181,7 +181,7 @@ def embed(
 ) -> Launch:
     """Rows of the table by token."""
     args = a.pack(
-        a.EMBED, step=step, table=matrix(planes), out=out, rows=rows, cols=cols, out_stride=stride, scale=scale
+        a.EMBED, step=step, table=matrix(table), out=out, rows=rows, cols=cols, out_stride=stride, scale=scale
     )
     return Launch(f"hk_embed_{type_name.lower()}", (n, 1, 1), (128, 1, 1), 0, args)
 
