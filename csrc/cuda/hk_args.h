@@ -44,9 +44,11 @@ typedef struct hk_matvec_args {
     const signed char *codes;
     const unsigned char *meta;
     long long cols, x_stride;
-    int n_parts, glu, rows_are_outputs, normalise;
+    int n_parts, n_first; /* parts in the first of two formats */
+    int glu, rows_are_outputs, normalise;
+    int slots; /* steps of 256 columns that a warp has on their way */
     float eps;
-    int ahead; /* bytes per block that are prefetched into L2 */
+    int pad;
 } hk_matvec_args;
 
 typedef struct hk_matmul_args {

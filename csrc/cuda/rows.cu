@@ -92,7 +92,7 @@ HK_KERNEL hk_rows(const __grid_constant__ hk_rows_args a) {
             }
         }
         if (a.codes)
-            quantise_quad(v, i, a.width, a.codes + t * a.width, a.meta + t * (a.width / 4), in);
+            quantise_quad(v, i, a.width, t, a.codes, a.meta, in);
     }
 }
 

@@ -27,9 +27,9 @@ MATVEC = _struct(
     (PART, "part", (MAX_PARTS,)),
     (P, "x norm codes meta"),
     (I64, "cols x_stride"),
-    (I32, "n_parts glu rows_are_outputs normalise"),
+    (I32, "n_parts n_first glu rows_are_outputs normalise slots"),
     (F32, "eps"),
-    (I32, "ahead"),
+    (I32, "pad"),
 )
 MATMUL = _struct(
     (STEP, "step"), (PART, "part"), (P, "x x_scale x32"), (I64, "cols x_stride"), (I32, "rows_are_outputs pad")

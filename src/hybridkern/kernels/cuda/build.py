@@ -87,11 +87,13 @@ class LaunchBuilder:
             return
         norm = f.norm
         source = norm.args[0] if norm is not None else x
+        others = [p.args[1].type for p in f.products if p.args[1].type != w.type]
         one = launches.matvec(
             w.type,
             self._step,
             parts,
             w.cols,
+            other=(others[0], len(others)) if others else None,
             x=self._place.buffer(source)[0],
             norm=self._place.vector(norm.args[1], w.cols) if norm is not None else 0,
             normalise=norm is not None,

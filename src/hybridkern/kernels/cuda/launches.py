@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,13 @@ import numpy as np
 from . import arguments as a
 from .layout import LAYOUTS, TILE
 
-MATVEC_ROWS = 4
-MATVEC_WARPS = 16  # of a block, with one column
+MATVEC_WARPS = 8
+MATVEC_RING = 72 << 10  # bytes of weights that a block has on their way: two blocks must fit into a multiprocessor
+# Pairs of formats that one launch takes (csrc/cuda/matvec.cu).
+MIXED = (
+    ("Q4_K", "Q6_K"), ("Q5_K", "Q6_K"), ("Q4_K", "Q5_K"), ("Q3_K", "Q4_K"), ("Q3_K", "Q5_K"), ("Q2_K", "Q3_K"),
+    ("Q2_K", "Q4_K"),
+)  # fmt: skip
 FEW = 8  # columns that a matrix-vector kernel takes
 STAGES = 3
 WIDE = (128, 128, 256)  # rows, tokens and threads of a block that multiplies many columns
@@ -60,14 +66,15 @@ def matrix(at: int) -> Struct:
     return {"at": at}
 
 
-def matvec_shape(cols: int, few: bool, rows_per_tile: int = MATVEC_ROWS) -> tuple[int, int, int]:
-    """(warps along a row, groups of rows, bytes of shared memory) of a matrix-vector block."""
-    limit = 8 if few else MATVEC_WARPS
-    warps = _ceil(cols // UNIT, 32)
-    along = _ceil(warps, _ceil(warps, limit))
-    groups = max(1, limit // along)
-    sums = 2 * groups * along * rows_per_tile * (FEW if few else 1) * 4
-    return along, groups, sums + (0 if few else 32 * 4 + cols + cols // 4)
+def matvec_shape(types: Sequence[str], cols: int, few: bool, warps: int, ring: int) -> tuple[int, int]:
+    """(steps a warp has on their way, bytes of shared memory) of a matrix-vector block, as csrc/cuda/matvec.cu lays it
+    out. ring: bytes for weights on their way."""
+    slot = max(256 // LAYOUTS[t].columns * LAYOUTS[t].nbytes for t in types)
+    slots = max(2, ring // (warps * slot))
+    sums = 16 * 2 * (4 if few else 2) * 32 * 4 + 16 * 4
+    padded = _ceil(cols, 256) * 256
+    column = 0 if few else padded + sum(padded // 32 * LAYOUTS[t].meta for t in types)
+    return slots, warps * slots * slot + sums + _ceil(warps * slots, 2) * 16 + 32 * 4 + column
 
 
 def matvec(
@@ -76,6 +83,7 @@ def matvec(
     parts: list[Struct],
     cols: int,
     *,
+    other: tuple[str, int] | None = None,
     x: int = 0,
     norm: int = 0,
     normalise: bool = False,
@@ -84,16 +92,16 @@ def matvec(
     glu: str | None = None,
     outputs: bool = False,
     processors: int = 132,
-    blocks: float = 1,
-    rows_per_tile: int = MATVEC_ROWS,
-    ahead: int = 32768,
+    warps: int = MATVEC_WARPS,
+    ring: int = MATVEC_RING,
 ) -> Launch:
-    """Products with one column (x: float32, normalised on the way) or up to 8 (quantised: codes and meta)."""
+    """Products with one column (x: float32, normalised on the way) or up to 8 (quantised: codes and meta).
+
+    other: a second format and how many of the last parts have it; for one column."""
     few = quantised is not None
-    along, groups, shared = matvec_shape(cols, few, rows_per_tile)
+    types = [type_name] if other is None else [type_name, other[0]]
+    slots, shared = matvec_shape(types, cols, few, warps, ring)
     codes, meta = quantised or (0, 0)
-    shared_rows = rows_per_tile // 2 if glu else rows_per_tile
-    tiles = sum(_ceil(p["rows"], shared_rows) for p in (parts[:1] if glu else parts))
     args = a.pack(
         a.MATVEC,
         step=step,
@@ -104,15 +112,16 @@ def matvec(
         meta=meta,
         cols=cols,
         n_parts=len(parts),
+        n_first=len(parts) - (other[1] if other else 0),
         glu=GLU[glu],
         rows_are_outputs=outputs,
         normalise=normalise,
+        slots=slots,
         eps=eps,
-        ahead=ahead,
     )
-    name = f"hk_matvec{'8' if few else ''}_{type_name.lower()}"
-    grid = min(int(processors * blocks), _ceil(tiles, groups))
-    return Launch(name, (grid, 1, 1), (32 * along, groups, 1), shared, args)
+    tiles = sum(_ceil(p["rows"], TILE) for p in (parts[:1] if glu else parts))
+    name = f"hk_matvec{'8' if few else ''}_{'_'.join(types).lower()}"
+    return Launch(name, (min(processors, tiles), 1, 1), (32 * warps, 1, 1), shared, args)
 
 
 def matmul(

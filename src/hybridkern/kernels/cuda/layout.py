@@ -9,12 +9,14 @@ TILE = 16  # rows
 
 @dataclass(frozen=True)
 class FormatLayout:
-    """Quantised: 16 rows and `columns` columns are a record of `nbytes` bytes. Float: the rows as they are, `nbytes` for
-    every `columns` columns."""
+    """Quantised: 16 rows and `columns` columns are a record of `nbytes` bytes. Float: rows as they are, `nbytes` a value.
+
+    meta: bytes per unit of 32 that a matrix-vector kernel keeps of its input (hk_step.cuh)."""
 
     columns: int
     nbytes: int
     is_float: bool = False
+    meta: int = 8
 
     @property
     def block(self) -> int:
@@ -22,8 +24,8 @@ class FormatLayout:
         return 256 if self.columns == 256 else 32
 
 
-def _records(columns: int, row_bytes: int) -> FormatLayout:
-    return FormatLayout(columns, TILE * row_bytes)
+def _records(columns: int, row_bytes: int, meta: int = 8) -> FormatLayout:
+    return FormatLayout(columns, TILE * row_bytes, meta=meta)
 
 
 LAYOUTS: dict[str, FormatLayout] = {
@@ -35,11 +37,11 @@ LAYOUTS: dict[str, FormatLayout] = {
     "Q5_0": _records(64, 44),
     "Q5_1": _records(64, 48),
     "Q8_0": _records(64, 68),
-    "Q2_K": _records(256, 84),
-    "Q3_K": _records(256, 110),
+    "Q2_K": _records(256, 84, 16),
+    "Q3_K": _records(256, 110, 16),
     "Q4_K": _records(256, 144),
     "Q5_K": _records(256, 176),
-    "Q6_K": _records(256, 210),
+    "Q6_K": _records(256, 210, 16),
     "IQ4_NL": _records(64, 36),
     "IQ4_XS": _records(256, 136),
     "MXFP4": _records(64, 34),

@@ -155,8 +155,7 @@ class Placement:
         if key not in self._forms:
             rows = self.max_rows if b.rows == "tokens" else self.max_outputs
             if form == "codes":
-                rows = min(rows, launches.FEW)
-                sizes = rows * b.width, rows * b.width // 4
+                sizes = launches.FEW * b.width, launches.FEW * b.width // 4
             else:
                 sizes = rows * b.width * 2, rows * 4
             self._forms[key] = self.memory(sizes[0], "buffers"), self.memory(sizes[1], "buffers")
