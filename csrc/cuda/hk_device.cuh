@@ -158,6 +158,8 @@ HK_FN void wait_for_previous() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+/* L1 may hold lines from before the previous kernel wrote: plain loads behind this see what it wrote. */
+HK_FN void forget_l1() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 /* The next kernel may be placed on multiprocessors that have room; it still waits for our end before it reads. */
 HK_FN void allow_next() {
 #if __CUDA_ARCH__ >= 900

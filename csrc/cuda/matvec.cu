@@ -196,7 +196,7 @@ template <int N> struct tile_sums {
 template <int N>
 HK_FN void store_tile(const hk_matvec_args &a, const step_place &p, int n, int lane, tile_sums<N> &s, addend early) {
     int row = 16 * p.tile + (lane >> 2), t = lane & 3;
-    if (N == 1) {
+    if constexpr (N == 1) {
 #pragma unroll
         for (int o = 1; o < 4; o <<= 1)
 #pragma unroll
@@ -207,12 +207,12 @@ HK_FN void store_tile(const hk_matvec_args &a, const step_place &p, int n, int l
             }
         if (t < 2)
             store_result(a, p.part, row + 8 * t, 0, t ? s.y[1] : s.y[0], t ? s.gate[1] : s.gate[0], early);
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int v = 0; v < tile_sums<N>::V; v++)
-        if (2 * t + (v & 1) < n)
-            store_result(a, p.part, row + 8 * (v >> 1), 2 * t + (v & 1), s.y[v], s.gate[v], early);
+        for (int v = 0; v < 4; v++)
+            if (2 * t + (v & 1) < n)
+                store_result(a, p.part, row + 8 * (v >> 1), 2 * t + (v & 1), s.y[v], s.gate[v], early);
+    }
 }
 
 /* What warps leave for the one that began a tile. done: 0 the tile goes on behind it, 1 it ends there, 2 nothing. */
@@ -264,8 +264,7 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
         x.meta2 = x.meta + padded / 32 * step_of<F>::META;
         prepare_input<F, G>(a, x, reduce);
     } else {
-        /* L1 may hold lines from before the previous kernel wrote: this makes reads from now on see it. */
-        asm volatile("fence.acq_rel.gpu;" ::: "memory");
+        forget_l1();
     }
     addend early = {};
     if (N == 1 && n_steps && !a.glu && end.at) { /* for the tile that others will finish */

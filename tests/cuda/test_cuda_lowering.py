@@ -34,7 +34,7 @@ class FakeMemory:
 class FakeDevice:
     """Does nothing."""
 
-    processors, kernels, early = 132, None, True
+    processors, block_memory, kernels, early = 132, 227 << 10, None, True
 
     def __init__(self) -> None:
         self.stream = self

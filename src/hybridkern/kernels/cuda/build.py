@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from hybridkern.errors import KernelError
 from hybridkern.kernels.interface import Buffer, Op
@@ -16,14 +17,29 @@ from .placement import DeviceCache, Placement
 _LAYOUTS = {"norm": 0, "neox": 1}
 
 
+class DeviceLimits(Protocol):
+    """What launches must know of a device: multiprocessors, and the shared memory that a block may have."""
+
+    processors: int
+    block_memory: int
+
+
 class LaunchBuilder:
     """Launches over the memory of a placement. step: the slot's struct."""
 
     def __init__(
-        self, placement: Placement, cache: DeviceCache, step: Struct, n: int, m: int, processors: int, max_tokens: int
+        self,
+        placement: Placement,
+        cache: DeviceCache,
+        step: Struct,
+        n: int,
+        m: int,
+        device: DeviceLimits,
+        max_tokens: int,
     ) -> None:
         self._place, self._cache, self._step = placement, cache, step
-        self._n, self._m, self._processors, self._max_tokens = n, m, processors, max_tokens
+        self._n, self._m, self._max_tokens = n, m, max_tokens
+        self._processors, self._block_memory = device.processors, device.block_memory
         self.made: list[Launch] = []
 
     def build(self, fused: Sequence[Fused]) -> list[Launch]:
@@ -81,7 +97,7 @@ class LaunchBuilder:
             for p in parts:
                 one = launches.matmul(
                     w.type, self._step, p, w.cols, self._n, half=half, x32=at, outputs=outputs,
-                    x_stride=w.cols if form == "half" else stride,
+                    x_stride=w.cols if form == "half" else stride, processors=self._processors,
                 )  # fmt: skip
                 self.made.append(one)
             return
@@ -102,6 +118,7 @@ class LaunchBuilder:
             glu=f.glu.params["act"] if f.glu is not None else None,
             outputs=outputs,
             processors=self._processors,
+            limit=self._block_memory,
         )
         self.made.append(one)
 

@@ -12,7 +12,8 @@ from . import arguments as a
 from .layout import LAYOUTS, TILE
 
 MATVEC_WARPS = 8
-MATVEC_RING = 72 << 10  # bytes of weights that a block has on their way: two blocks must fit into a multiprocessor
+MATVEC_RING = 73 << 10  # bytes of weights that a block has on their way: two blocks must fit into a multiprocessor
+BLOCK_MEMORY = 227 << 10  # shared memory that a block may have
 # Pairs of formats that one launch takes (csrc/cuda/matvec.cu).
 MIXED = (
     ("Q4_K", "Q6_K"), ("Q5_K", "Q6_K"), ("Q4_K", "Q5_K"), ("Q3_K", "Q4_K"), ("Q3_K", "Q5_K"), ("Q2_K", "Q3_K"),
@@ -66,15 +67,21 @@ def matrix(at: int) -> Struct:
     return {"at": at}
 
 
-def matvec_shape(types: Sequence[str], cols: int, few: bool, warps: int, ring: int) -> tuple[int, int]:
-    """(steps a warp has on their way, bytes of shared memory) of a matrix-vector block, as csrc/cuda/matvec.cu lays it
-    out. ring: bytes for weights on their way."""
+def matvec_shape(
+    types: Sequence[str], cols: int, few: bool, warps: int, ring: int, limit: int = BLOCK_MEMORY
+) -> tuple[int, int, int]:
+    """(warps, steps a warp has on their way, bytes of shared memory) of a matrix-vector block (csrc/cuda/matvec.cu).
+
+    warps: at most; ring: bytes for weights on their way, at most; limit: of the shared memory."""
     slot = max(256 // LAYOUTS[t].columns * LAYOUTS[t].nbytes for t in types)
-    slots = max(2, ring // (warps * slot))
     sums = 16 * 2 * (4 if few else 2) * 32 * 4 + 16 * 4
     padded = _ceil(cols, 256) * 256
     column = 0 if few else padded + sum(padded // 32 * LAYOUTS[t].meta for t in types)
-    return slots, warps * slots * slot + sums + _ceil(warps * slots, 2) * 16 + 32 * 4 + column
+    fixed = sums + 16 + 32 * 4 + column
+    while warps > 1 and fixed + warps * (slot + 8) > limit:
+        warps //= 2
+    slots = max(1, min(ring, limit - fixed) // (warps * (slot + 8)))
+    return warps, slots, fixed + warps * slots * (slot + 8)
 
 
 def matvec(
@@ -94,13 +101,14 @@ def matvec(
     processors: int = 132,
     warps: int = MATVEC_WARPS,
     ring: int = MATVEC_RING,
+    limit: int = BLOCK_MEMORY,
 ) -> Launch:
     """Products with one column (x: float32, normalised on the way) or up to 8 (quantised: codes and meta).
 
     other: a second format and how many of the last parts have it; for one column."""
     few = quantised is not None
     types = [type_name] if other is None else [type_name, other[0]]
-    slots, shared = matvec_shape(types, cols, few, warps, ring)
+    warps, slots, shared = matvec_shape(types, cols, few, warps, ring, limit)
     codes, meta = quantised or (0, 0)
     args = a.pack(
         a.MATVEC,
@@ -135,6 +143,7 @@ def matmul(
     x32: int = 0,
     x_stride: int = 0,
     outputs: bool = False,
+    processors: int = 132,
 ) -> Launch:
     """A product with at most n columns. half: f16 rows and their scales; x32: float32 rows, where weights are float and
     columns few or weights are F32."""
@@ -153,9 +162,8 @@ def matmul(
     )
     lower = type_name.lower()
     if LAYOUTS[type_name].is_float and n <= FEW:
-        return Launch(
-            f"hk_matvec{'' if n == 1 else '8'}_{lower}", (min(_ceil(rows, 8), 1056), 1, 1), (256, 1, 1), 0, args
-        )
+        grid = (min(_ceil(rows, 32), processors), 1, 1)
+        return Launch(f"hk_matvec{'' if n == 1 else '8'}_{lower}", grid, (256, 1, 1), 0, args)
     if type_name == "F32":
         return Launch("hk_matmul_f32", (_ceil(rows, 64), _ceil(n, 64), 1), (256, 1, 1), 0, args)
     if n > 64:

@@ -9,7 +9,7 @@ TILE = 16  # rows
 
 @dataclass(frozen=True)
 class FormatLayout:
-    """Quantised: 16 rows and `columns` columns are a record of `nbytes` bytes. Float: rows as they are, `nbytes` a value.
+    """Quantised: 16 rows and `columns` columns are a record of `nbytes` bytes. Float: as in the file, `nbytes` a value.
 
     meta: bytes per unit of 32 that a matrix-vector kernel keeps of its input (hk_step.cuh)."""
 
