@@ -16,7 +16,7 @@ import pycuda.driver as cuda
 
 from hybridkern.kernels.cuda import launches
 from hybridkern.kernels.cuda.driver import Event, Graph, Kernels, Memory, Stream, attribute
-from hybridkern.kernels.cuda.launches import MATVEC_RING, MATVEC_WARPS, Launch
+from hybridkern.kernels.cuda.launches import MATVEC_AHEAD, MATVEC_RING, Launch
 from hybridkern.kernels.cuda.layout import LAYOUTS, device_bytes
 
 REPEATS = 7
@@ -80,8 +80,8 @@ def rotating(b: Bench, type_name: str, rows: int, cols: int, total: int) -> list
 
 
 def matvec(
-    b: Bench, type_name: str, rows: int, cols: int, n: int = 1, warps: int = MATVEC_WARPS, ring: int = MATVEC_RING,
-    blocks: float = 1,
+    b: Bench, type_name: str, rows: int, cols: int, n: int = 1, warps: int = 0, ring: int = MATVEC_RING,
+    ahead: int = MATVEC_AHEAD,
 ) -> float:  # fmt: skip
     """GB/s."""
     step = b.step(n)
@@ -94,8 +94,8 @@ def matvec(
         else:
             one = launches.matvec(
                 type_name, step, group, cols, x=s, norm=s, normalise=cols <= 8192, eps=1e-5,
-                quantised=None if n == 1 else (s, s + (1 << 20)), processors=int(b.processors * blocks), warps=warps,
-                ring=ring,
+                quantised=None if n == 1 else (s, s + (1 << 20)), processors=b.processors, warps=warps,
+                ring=ring, ahead=ahead,
             )  # fmt: skip
         made.append(one)
     return len(made) * device_bytes(type_name, rows, cols) / b.time(made) / 1e9
@@ -118,9 +118,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--formats", default=",".join(LAYOUTS))
-    parser.add_argument(
-        "--sweep", action="store_true", help="warps, bytes on their way and blocks of the matrix-vector kernel"
-    )
+    parser.add_argument("--sweep", action="store_true", help="warps and bytes on their way")
     parser.add_argument("--many", action="store_true", help="products with many columns")
     args = parser.parse_args()
     formats = args.formats.split(",")

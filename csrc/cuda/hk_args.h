@@ -44,11 +44,12 @@ typedef struct hk_matvec_args {
     const signed char *codes;
     const unsigned char *meta;
     long long cols, x_stride;
-    int n_parts, n_first; /* parts in the first of two formats */
+    int n_parts, n_first;                                /* parts in the first of two formats */
+    int tiles, more_tiles, other_tiles, other_more_tiles; /* 16 rows of both formats for every block; blocks with one more */
     int glu, rows_are_outputs, normalise;
     int slots; /* steps of 256 columns that a warp has on their way */
+    int ahead; /* bytes behind them that a warp has brought into L2 */
     float eps;
-    int pad;
 } hk_matvec_args;
 
 typedef struct hk_matmul_args {

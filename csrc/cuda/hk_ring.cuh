@@ -15,7 +15,7 @@
 #define HK_TEST_WAIT "test_wait"
 #endif
 
-/* slots pieces of slot_bytes (a multiple of 16) at data, a barrier of 8 bytes each at barriers. */
+/* At most 32 slots for pieces of slot_bytes (a multiple of 16) at data, a barrier of 8 bytes each at barriers. */
 struct weight_ring {
     u8 *data;
     u64 *barriers;
@@ -26,15 +26,13 @@ struct weight_ring {
     __device__ __forceinline__ void start() {
         put = got = 0, parity = 0;
 #if __CUDA_ARCH__ >= 800
-        if (lane == 0) {
-            for (int i = 0; i < slots; i++)
-                asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barriers + i)),
-                             "r"(__CUDA_ARCH__ >= 900 ? 1 : 32)
-                             : "memory");
+        if (lane < slots)
+            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barriers + lane)),
+                         "r"(__CUDA_ARCH__ >= 900 ? 1 : 32)
+                         : "memory");
 #if __CUDA_ARCH__ >= 900
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
-        }
         __syncwarp();
 #endif
     }

@@ -91,7 +91,7 @@ HK_FN u32x2 quantise_eight(const float (&v)[8], float &scale, s32 (&sums)[2]) {
     bool second = threadIdx.x & 2;
     sums[0] = second ? other : sum;
     sums[1] = second ? sum : other;
-    scale = bad ? __uint_as_float(0x7FC00000u) : peak / 127.0f;
+    scale = bad ? __uint_as_float(0x7FC00000u) : peak * (1.0f / 127.0f);
     return w;
 }
 

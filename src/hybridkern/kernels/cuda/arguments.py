@@ -27,9 +27,8 @@ MATVEC = _struct(
     (PART, "part", (MAX_PARTS,)),
     (P, "x norm codes meta"),
     (I64, "cols x_stride"),
-    (I32, "n_parts n_first glu rows_are_outputs normalise slots"),
+    (I32, "n_parts n_first tiles more_tiles other_tiles other_more_tiles glu rows_are_outputs normalise slots ahead"),
     (F32, "eps"),
-    (I32, "pad"),
 )
 MATMUL = _struct(
     (STEP, "step"), (PART, "part"), (P, "x x_scale x32"), (I64, "cols x_stride"), (I32, "rows_are_outputs pad")

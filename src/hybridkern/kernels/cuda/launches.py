@@ -11,7 +11,9 @@ import numpy as np
 from . import arguments as a
 from .layout import LAYOUTS, TILE
 
-MATVEC_WARPS = 8
+MATVEC_WARPS = 12
+MATVEC_FEW_WARPS = 8  # with more columns than one
+MATVEC_AHEAD = 64 << 10  # bytes behind those that are brought into L2
 MATVEC_RING = 73 << 10  # bytes of weights that a block has on their way: two blocks must fit into a multiprocessor
 BLOCK_MEMORY = 227 << 10  # shared memory that a block may have
 # Pairs of formats that one launch takes (csrc/cuda/matvec.cu).
@@ -74,7 +76,7 @@ def matvec_shape(
 
     warps: at most; ring: bytes for weights on their way, at most; limit: of the shared memory."""
     slot = max(256 // LAYOUTS[t].columns * LAYOUTS[t].nbytes for t in types)
-    sums = 16 * 2 * (4 if few else 2) * 32 * 4 + 16 * 4
+    sums = 16 * 2 * (4 if few else 1) * 32 * 4 + 16 * 4
     padded = _ceil(cols, 256) * 256
     column = 0 if few else padded + sum(padded // 32 * LAYOUTS[t].meta for t in types)
     fixed = sums + 16 + 32 * 4 + column
@@ -99,8 +101,9 @@ def matvec(
     glu: str | None = None,
     outputs: bool = False,
     processors: int = 132,
-    warps: int = MATVEC_WARPS,
+    warps: int = 0,
     ring: int = MATVEC_RING,
+    ahead: int = MATVEC_AHEAD,
     limit: int = BLOCK_MEMORY,
 ) -> Launch:
     """Products with one column (x: float32, normalised on the way) or up to 8 (quantised: codes and meta).
@@ -108,8 +111,13 @@ def matvec(
     other: a second format and how many of the last parts have it; for one column."""
     few = quantised is not None
     types = [type_name] if other is None else [type_name, other[0]]
+    warps = warps or (MATVEC_FEW_WARPS if few else MATVEC_WARPS)
     warps, slots, shared = matvec_shape(types, cols, few, warps, ring, limit)
     codes, meta = quantised or (0, 0)
+    n_first = len(parts) - (other[1] if other else 0)
+    tiles = [_ceil(p["rows"], TILE) for p in (parts[:1] if glu else parts)]
+    first, second = sum(tiles[:n_first]), sum(tiles[n_first:])
+    grid = min(processors, first + second)
     args = a.pack(
         a.MATVEC,
         step=step,
@@ -119,17 +127,21 @@ def matvec(
         codes=codes,
         meta=meta,
         cols=cols,
-        n_parts=len(parts),
-        n_first=len(parts) - (other[1] if other else 0),
+        n_parts=1 if glu else len(parts),
+        n_first=n_first,
+        tiles=first // grid,
+        more_tiles=first % grid,
+        other_tiles=second // grid,
+        other_more_tiles=second % grid,
         glu=GLU[glu],
         rows_are_outputs=outputs,
         normalise=normalise,
         slots=slots,
+        ahead=ahead // warps,
         eps=eps,
     )
-    tiles = sum(_ceil(p["rows"], TILE) for p in (parts[:1] if glu else parts))
     name = f"hk_matvec{'8' if few else ''}_{'_'.join(types).lower()}"
-    return Launch(name, (min(processors, tiles), 1, 1), (32 * warps, 1, 1), shared, args)
+    return Launch(name, (grid, 1, 1), (32 * warps, 1, 1), shared, args)
 
 
 def matmul(
