@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pycuda.driver as cuda
 
 from hybridkern.kernels.cuda import launches
 from hybridkern.kernels.cuda.driver import Event, Graph, Kernels, Memory, Stream, attribute
-from hybridkern.kernels.cuda.launches import MATVEC_AHEAD, MATVEC_RING, Launch
+from hybridkern.kernels.cuda.launches import MATVEC_AHEAD, MATVEC_RING, MATVEC_WARPS, Launch
 from hybridkern.kernels.cuda.layout import LAYOUTS, device_bytes
 
 REPEATS = 7
@@ -80,7 +81,7 @@ def rotating(b: Bench, type_name: str, rows: int, cols: int, total: int) -> list
 
 
 def matvec(
-    b: Bench, type_name: str, rows: int, cols: int, n: int = 1, warps: int = 0, ring: int = MATVEC_RING,
+    b: Bench, type_name: str, rows: int, cols: int, n: int = 1, warps: int = MATVEC_WARPS, ring: int = MATVEC_RING,
     ahead: int = MATVEC_AHEAD,
 ) -> float:  # fmt: skip
     """GB/s."""
@@ -128,22 +129,9 @@ def main() -> int:
     b = Bench(args.images)
     shapes = ", ".join(f"{rows}x{cols}" for rows, cols in SHAPES)
     if args.sweep:
-        settings = [
-            (8, 48, 1),
-            (8, 72, 1),
-            (8, 96, 1),
-            (12, 72, 1),
-            (16, 72, 1),
-            (16, 96, 1),
-            (8, 180, 1),
-            (16, 180, 1),
-            (4, 48, 2),
-            (8, 72, 2),
-        ]
-        for f in formats:
-            for warps, ring, blocks in settings:
-                row = [f"{matvec(b, f, *shape, 1, warps, ring << 10, blocks):6.0f}" for shape in SHAPES]
-                print(f"{f:7s} {warps:2d} warps {ring:3d} KiB {blocks} blocks, {shapes}: {' '.join(row)}", flush=True)
+        for f, warps, ring, ahead in product(formats, (8, 12), (48, 73), (0, 64, 160)):
+            row = [f"{matvec(b, f, *shape, 1, warps, ring << 10, ahead << 10):6.0f}" for shape in SHAPES]
+            print(f"{f:7s} {warps:2d} warps {ring:3d} + {ahead:3d} KiB, {shapes}: {' '.join(row)}", flush=True)
     elif args.many:
         print("TFLOP/s, 11008x4096, n = 32, 512, 2048", flush=True)
         for f in formats:

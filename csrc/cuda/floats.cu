@@ -28,36 +28,43 @@ HK_FN void floats_of(const unit_bf16 *, const u32x4 &w, float (&v)[8]) {
         v[i] = __uint_as_float(i & 1 ? w.v[i >> 1] & 0xFFFF0000u : w.v[i >> 1] << 16);
 }
 
-/* At most N columns. A warp takes FLOAT_ROWS rows, so that an input that was loaded serves several, and has 16 bytes of each
- * twice on their way, from before the wait for the previous kernel. Chunk c of a warp: chunk c % chunks of its group of
- * rows c / chunks. grid: any, 8 warps a block. */
+/* At most N columns. A warp takes FLOAT_ROWS rows at a time, so that an input that was loaded serves several, 32 x 16 bytes
+ * of each row after the other, with two such pieces on their way, from before the wait for the previous kernel on. grid:
+ * any, 8 warps a block. */
 #define FLOAT_ROWS 4
+struct float_place {
+    s64 group;  /* of rows */
+    int column; /* of the warp's piece */
+};
 template <class F, int V, int N> struct float_warp {
     const hk_matmul_args &a;
-    s64 first, stride, groups; /* of rows */
-    int chunks, lane, n;
+    s64 stride, groups;
+    int lane, n;
     float acc[N][FLOAT_ROWS];
 
-    __device__ __forceinline__ void load(s64 c, u32x4 (&w)[FLOAT_ROWS]) const {
-        s64 group = first + c / chunks * stride, column = (c % chunks * 32 + lane) * V;
+    __device__ __forceinline__ float_place behind(const float_place &p) const {
+        bool ends = p.column + 32 * V >= (int)a.cols;
+        return {ends ? p.group + stride : p.group, ends ? 0 : p.column + 32 * V};
+    }
+    __device__ __forceinline__ void load(const float_place &p, u32x4 (&w)[FLOAT_ROWS]) const {
+        int column = p.column + lane * V;
+        s64 last = a.part.rows - 1;
 #pragma unroll
         for (int r = 0; r < FLOAT_ROWS; r++) {
-            s64 row = min(group * FLOAT_ROWS + r, (s64)a.part.rows - 1);
             w[r] = {};
-            if (group < groups && column < a.cols)
-                w[r] = load_weights16(a.part.w.at + (row * a.cols + column) * (16 / V));
+            if (p.group < groups && column < (int)a.cols)
+                w[r] = load_weights16(a.part.w.at + (min(p.group * FLOAT_ROWS + r, last) * a.cols + column) * (16 / V));
         }
     }
-    __device__ __forceinline__ void take(s64 c, u32x4 (&w)[FLOAT_ROWS]) {
-        s64 group = first + c / chunks * stride, column = (c % chunks * 32 + lane) * V;
-        if (group >= groups)
-            return;
+    /* Multiplies the piece at p, asks for the one at next. */
+    __device__ __forceinline__ void take(const float_place &p, const float_place &next, u32x4 (&w)[FLOAT_ROWS]) {
+        int column = p.column + lane * V;
         float v[FLOAT_ROWS][V];
 #pragma unroll
         for (int r = 0; r < FLOAT_ROWS; r++)
             floats_of((const F *)0, w[r], v[r]);
-        load(c + 2, w);
-        if (column < a.cols)
+        load(next, w);
+        if (column < (int)a.cols)
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 if (j >= n)
@@ -72,7 +79,7 @@ template <class F, int V, int N> struct float_warp {
                             acc[j][r] += v[r][4 * q + i] * x.v[i];
                 }
             }
-        if ((c + 1) % chunks)
+        if (p.column + 32 * V < (int)a.cols)
             return;
 #pragma unroll
         for (int j = 0; j < N; j++) {
@@ -81,32 +88,33 @@ template <class F, int V, int N> struct float_warp {
 #pragma unroll
             for (int r = 0; r < FLOAT_ROWS; r++) {
                 float y = warp_sum(acc[j][r]);
-                if (lane == r && group * FLOAT_ROWS + r < a.part.rows)
-                    store_sum(a.part, j, group * FLOAT_ROWS + r, y);
+                if (lane == r && p.group * FLOAT_ROWS + r < a.part.rows)
+                    store_sum(a.part, j, p.group * FLOAT_ROWS + r, y);
                 acc[j][r] = 0;
             }
         }
     }
 };
 template <class F, int V, int N> HK_FN void float_matvec(const hk_matmul_args &a) {
+    allow_next();
     float_warp<F, V, N> w = {a};
     w.lane = threadIdx.x & 31;
-    w.first = (s64)blockIdx.x * 8 + (threadIdx.x >> 5);
     w.stride = (s64)gridDim.x * 8;
     w.groups = (a.part.rows + FLOAT_ROWS - 1) / FLOAT_ROWS;
-    w.chunks = (int)((a.cols + 32 * V - 1) / (32 * V));
     u32x4 even[FLOAT_ROWS], odd[FLOAT_ROWS];
-    w.load(0, even);
-    w.load(1, odd);
-    allow_next();
+    float_place p = {(s64)blockIdx.x * 8 + (threadIdx.x >> 5), 0}, q = w.behind(p);
+    w.load(p, even);
+    w.load(q, odd);
     w.n = min(N, a.step.counts[a.rows_are_outputs]); /* written before the first kernel of a step */
     wait_for_previous();
     forget_l1();
-    s64 all = w.first < w.groups ? ((w.groups - w.first + w.stride - 1) / w.stride) * w.chunks : 0;
-    for (s64 c = 0; c < all; c += 2) {
-        w.take(c, even);
-        if (c + 1 < all)
-            w.take(c + 1, odd);
+    while (p.group < w.groups) {
+        float_place r = w.behind(q), s = w.behind(r);
+        w.take(p, r, even);
+        if (q.group >= w.groups)
+            break;
+        w.take(q, s, odd);
+        p = r, q = s;
     }
 }
 #define HK_FLOATS(lower, v)                                                                                            \

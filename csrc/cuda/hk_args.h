@@ -43,7 +43,7 @@ typedef struct hk_matvec_args {
     /* More columns: quantised input, see hk_unit.cuh. */
     const signed char *codes;
     const unsigned char *meta;
-    long long cols, x_stride;
+    long long cols, staged; /* whether codes and meta are copied to shared memory */
     int n_parts, n_first;                                /* parts in the first of two formats */
     int tiles, more_tiles, other_tiles, other_more_tiles; /* 16 rows of both formats for every block; blocks with one more */
     int glu, rows_are_outputs, normalise;

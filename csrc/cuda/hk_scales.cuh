@@ -26,15 +26,16 @@ template <class F> struct lane_scales {
 
 HK_FN float low_half(u32 w) { return half_to_float((u16)w); }
 HK_FN float high_half(u32 w) { return half_to_float((u16)(w >> 16)); }
-HK_FN float byte_of(u32 w, int i) { return (float)(w >> 8 * i & 255); }
-HK_FN float signed_byte_of(u32 w, int i) { return (float)(s8)(w >> 8 * i & 255); }
+/* d * (byte i of w - ZERO), for d of half precision: 2^15 + byte is put together as a float, and what is too much comes off
+ * in the multiplication, which is exact up to its one rounding. Two instructions, where a conversion takes three. */
+template <int ZERO> HK_FN float scaled_byte(float d, u32 w, int i) {
+    return fmaf(d, __uint_as_float(permute(w, 0x47000000u, 0x7404u | (u32)i << 4)), -d * (32768.0f + ZERO));
+}
 /* Four nibbles of 16 bits, in the order 0 2 1 3, as bytes. */
 HK_FN u32 spread_nibbles(u32 n) {
     u32 twice = permute(n, 0, 0x1010u);
     return (twice & 0x0F0Fu) | (twice >> 4 & 0x0F0F0000u);
 }
-/* Bytes of 0 .. 63, less 32, as int8. */
-HK_FN u32 less_32(u32 w) { return ((w | 0x80808080u) - 0x20202020u) ^ 0x80808080u; }
 
 /* a: the scale area of the lane's record. */
 template <class F> HK_FN void halves_of(const u8 *a, int lane, lane_scales<F> &r) {
@@ -70,8 +71,8 @@ template <class F> HK_FN void six_bit_pairs_of(const u8 *a, int lane, lane_scale
     u32 s = low & 0x3F3F3F3Fu, m = spread_nibbles(high) << 2 | (low >> 6 & 0x03030303u);
 #pragma unroll
     for (int v = 0; v < 4; v++) {
-        r.s[v] = low_half(d.v[v >> 1]) * byte_of(s, v);
-        r.m[v] = -high_half(d.v[v >> 1]) * byte_of(m, v);
+        r.s[v] = scaled_byte<0>(low_half(d.v[v >> 1]), s, v);
+        r.m[v] = scaled_byte<0>(-high_half(d.v[v >> 1]), m, v);
     }
 }
 HK_FN void scales_of(const u8 *a, int lane, lane_scales<unit_q4_k> &r) { six_bit_pairs_of(a, lane, r); }
@@ -81,8 +82,8 @@ HK_FN void scales_of(const u8 *a, int lane, lane_scales<unit_q2_k> &r) {
 #pragma unroll
     for (int v = 0; v < 8; v++) {
         u32 s = w.v[v >> 2] & 0x0F0F0F0Fu, m = w.v[v >> 2] >> 4 & 0x0F0F0F0Fu;
-        r.s[v] = low_half(d.v[v >> 2]) * byte_of(s, v & 3);
-        r.m[v] = -high_half(d.v[v >> 2]) * byte_of(m, v & 3);
+        r.s[v] = scaled_byte<0>(low_half(d.v[v >> 2]), s, v & 3);
+        r.m[v] = scaled_byte<0>(-high_half(d.v[v >> 2]), m, v & 3);
     }
 }
 HK_FN void scales_of(const u8 *a, int lane, lane_scales<unit_q6_k> &r) {
@@ -90,24 +91,23 @@ HK_FN void scales_of(const u8 *a, int lane, lane_scales<unit_q6_k> &r) {
     u32 d = *(const u32 *)(a + 256 + 4 * (lane >> 2));
 #pragma unroll
     for (int v = 0; v < 8; v++)
-        r.s[v] = (v < 4 ? low_half(d) : high_half(d)) * signed_byte_of(w.v[v >> 2], v & 3);
+        r.s[v] = scaled_byte<128>(v < 4 ? low_half(d) : high_half(d), w.v[v >> 2] ^ 0x80808080u, v & 3);
 }
 HK_FN void scales_of(const u8 *a, int lane, lane_scales<unit_q3_k> &r) {
     u32 low = *(const u32 *)(a + 4 * lane), high = *(const u16 *)(a + 128 + 2 * lane);
     u32 d = *(const u32 *)(a + 192 + 4 * (lane >> 2)), both = permute(high, high >> 2, 0x5410u);
-    u32 w[2] = {less_32((low & 0x0F0F0F0Fu) | (both & 0x30303030u)),
-                less_32((low >> 4 & 0x0F0F0F0Fu) | (both << 4 & 0x30303030u))};
+    u32 w[2] = {(low & 0x0F0F0F0Fu) | (both & 0x30303030u), (low >> 4 & 0x0F0F0F0Fu) | (both << 4 & 0x30303030u)};
 #pragma unroll
     for (int v = 0; v < 8; v++)
-        r.s[v] = (v < 4 ? low_half(d) : high_half(d)) * signed_byte_of(w[v >> 2], v & 3);
+        r.s[v] = scaled_byte<32>(v < 4 ? low_half(d) : high_half(d), w[v >> 2], v & 3);
 }
 HK_FN void scales_of(const u8 *a, int lane, lane_scales<unit_iq4_xs> &r) {
     u32 low = *(const u16 *)(a + 2 * lane), high = a[64 + lane], d = *(const u32 *)(a + 96 + 4 * (lane >> 2));
     high = (high << 4 & 0x30u) | (high << 10 & 0x3000u) | (high << 16 & 0x300000u) | (high << 22 & 0x30000000u);
-    u32 w = less_32(spread_nibbles(low) | high);
+    u32 w = spread_nibbles(low) | high;
 #pragma unroll
     for (int v = 0; v < 4; v++)
-        r.s[v] = (v < 2 ? low_half(d) : high_half(d)) * signed_byte_of(w, v);
+        r.s[v] = scaled_byte<32>(v < 2 ? low_half(d) : high_half(d), w, v);
 }
 
 /* Scale and min of one row (0 .. 15) of a tile, for half `half` of unit u of a step of 256 columns. */

@@ -18,7 +18,10 @@
 #include "hk_scales.cuh"
 
 #define HK_SUM_START 0x4B400000
-HK_FN float sum_of(s32 c) { return __int_as_float(c) - 12582912.0f; }
+/* (sum that c stands for) * d, with one rounding: d must have been made `short_of` before. */
+HK_FN float short_of(float d) { return __uint_as_float(__float_as_uint(d) & ~3u); }
+HK_FN float scaled_sum(s32 c, float d, float minus) { return fmaf(__int_as_float(c), d, minus); }
+HK_FN float minus_start(float d) { return -12582912.0f * d; }
 HK_FN float power_of_half(int n) { return __uint_as_float((u32)(127 - n) << 23); }
 
 template <class F> struct step_of {
@@ -35,6 +38,7 @@ template <class F> HK_FN u32 start_or_sum(int u, float scale, s32 sum) {
 }
 template <class F> HK_FN void write_meta(u8 *meta, int unit, float scale, const s32 (&sums)[2]) {
     int u = unit & 7;
+    scale = short_of(scale);
     float down = scale * power_of_half(F::shift(u));
     if (F::SUB == 32)
         *(u32x2 *)(meta + 8 * unit) = {{__float_as_uint(down), start_or_sum<F>(u, scale, sums[0] + sums[1])}};
@@ -43,20 +47,24 @@ template <class F> HK_FN void write_meta(u8 *meta, int unit, float scale, const 
             {__float_as_uint(down), start_or_sum<F>(u, scale, sums[0]), start_or_sum<F>(u, scale, sums[1]), 0}};
 }
 
-template <class F> HK_FN void mma_unit(s32 (&c)[4], const lane_codes<F> &w, int u, u32 b0, u32 b1) {
+/* d = start + unit u times b. */
+template <class F>
+HK_FN void mma_unit(s32 (&d)[4], const lane_codes<F> &w, int u, u32 b0, u32 b1, const s32 (&start)[4]) {
     u32 a[4];
     if constexpr (F::PAIRS) {
         u32 upper[4];
+        s32 half[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
             F::code_pair(w, u, i, a[i], upper[i]);
-        mma_8_bit<true>(c, upper, b0, b1);
+        mma_8_bit<true>(half, upper, b0, b1, start);
+        mma_8_bit<true>(d, a, b0, b1, half);
     } else {
 #pragma unroll
         for (int i = 0; i < 4; i++)
             a[i] = F::code(w, u, i);
+        mma_8_bit<F::SIGNED>(d, a, b0, b1, start);
     }
-    mma_8_bit<F::SIGNED>(c, a, b0, b1);
 }
 
 /* w: the step in shared memory; records of it that exist; x: codes of the step's 256 columns, zero beyond the row; meta
@@ -64,52 +72,59 @@ template <class F> HK_FN void mma_unit(s32 (&c)[4], const lane_codes<F> &w, int 
 template <class F>
 HK_FN void multiply_one(const u8 *w, int records, const s8 *x, const u8 *meta, int lane, float (&y)[2]) {
     constexpr int TILES = F::SUB == 32 ? 1 : 2, N = lane_scales<F>::N;
-    int g = lane >> 2, t = lane & 3, column = TILES == 1 ? g : g >> 1;
+    int g = lane >> 2, t = lane & 3;
     u32x2 b[TILES];
     float d[2], z[TILES][2];
-    s32 c[TILES][4];
+    s32 start[TILES][4], c[TILES][4];
     if constexpr (TILES == 1) {
         b[0] = *(const u32x2 *)(x + 8 * lane);
         u32x4 m = *(const u32x4 *)(meta + 16 * t);
         d[0] = __uint_as_float(m.v[0]), d[1] = __uint_as_float(m.v[2]);
         z[0][0] = __uint_as_float(m.v[1]), z[0][1] = __uint_as_float(m.v[3]);
     } else {
-        bool mine = (g & 1) == t >> 1;
+        u32 mine = (g & 1) == t >> 1 ? ~0u : 0;
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            b[i] = *(const u32x2 *)(x + 128 * i + 32 * column + 8 * t);
-            b[i].v[0] = mine ? b[i].v[0] : 0;
-            b[i].v[1] = mine ? b[i].v[1] : 0;
+            b[i] = *(const u32x2 *)(x + 128 * i + 32 * (g >> 1) + 8 * t);
+            b[i].v[0] &= mine;
+            b[i].v[1] &= mine;
             u32x4 m = *(const u32x4 *)(meta + 64 * i + 16 * t);
             d[i] = __uint_as_float(m.v[0]);
             z[i][0] = __uint_as_float(m.v[1]), z[i][1] = __uint_as_float(m.v[2]);
         }
     }
+    lane_scales<F> scales;
+    int record = step_of<F>::RECORDS == 1 ? 0 : t < records ? t : records - 1; /* what is not there is multiplied by 0 */
+    scales_of(w + record * F::BYTES + F::SCALES_AT, lane, scales);
 #pragma unroll
     for (int i = 0; i < TILES; i++)
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            c[i][k] = F::HAS_MIN ? HK_SUM_START : __float_as_int(z[i][k & 1]);
+            start[i][k] = c[i][k] = F::HAS_MIN ? HK_SUM_START : __float_as_int(z[i][k & 1]);
 #pragma unroll
     for (int r = 0; r < step_of<F>::RECORDS; r++) {
         lane_codes<F> codes;
         load_codes(codes, w + r * F::BYTES, lane);
 #pragma unroll
         for (int k = 0; k < F::UNITS; k++) {
-            int u = r * F::UNITS + k, i = TILES == 1 ? 0 : u >> 2;
-            bool here = column == (TILES == 1 ? u : u & 3);
-            mma_unit(c[i], codes, k, here ? b[i].v[0] : 0, here ? b[i].v[1] : 0);
+            int u = r * F::UNITS + k;
+            if constexpr (TILES == 1) {
+                s32 all[4];
+                mma_unit(all, codes, k, b[0].v[0], b[0].v[1], start[0]);
+                c[0][u & 1] = t == u >> 1 ? all[u & 1] : c[0][u & 1];
+                c[0][2 + (u & 1)] = t == u >> 1 ? all[2 + (u & 1)] : c[0][2 + (u & 1)];
+            } else {
+                int i = u >> 2;
+                u32 here = g >> 1 == (u & 3) ? ~0u : 0;
+                mma_unit(c[i], codes, k, b[i].v[0] & here, b[i].v[1] & here, c[i]);
+            }
         }
     }
-    lane_scales<F> scales;
-    int record = step_of<F>::RECORDS == 1 ? 0
-                 : t < records            ? t
-                                          : records - 1; /* what is not there is multiplied by 0 */
-    scales_of(w + record * F::BYTES + F::SCALES_AT, lane, scales);
+    float minus[2] = {minus_start(d[0]), minus_start(d[1])};
 #pragma unroll
     for (int v = 0; v < N; v++) {
-        int row = TILES == 1 ? v >> 1 : v >> 2, i = TILES == 1 ? 0 : v >> 1 & 1, j = v & 1;
-        y[row] += scales.s[v] * (sum_of(c[i][2 * row + j]) * d[TILES == 1 ? j : i]);
+        int row = TILES == 1 ? v >> 1 : v >> 2, i = TILES == 1 ? 0 : v >> 1 & 1, j = v & 1, unit = TILES == 1 ? j : i;
+        y[row] += scales.s[v] * scaled_sum(c[i][2 * row + j], d[unit], minus[unit]);
         if (F::HAS_MIN)
             y[row] += scales.m[v] * z[i][j];
     }
@@ -144,9 +159,9 @@ HK_FN void multiply_few(const u8 *w, int units, const s8 *x, const u8 *meta, int
             u32x4 m = *(const u32x4 *)(meta + 64 * u + 16 * t);
 #pragma unroll
             for (int h = 0; h < HALVES; h++) {
-                s32 c[4] = {HK_SUM_START, HK_SUM_START, HK_SUM_START, HK_SUM_START};
+                s32 c[4], start[4] = {HK_SUM_START, HK_SUM_START, HK_SUM_START, HK_SUM_START};
                 bool mine = HALVES == 1 || t >> 1 == h;
-                mma_unit(c, codes, k, mine ? b.v[0] : 0, mine ? b.v[1] : 0);
+                mma_unit(c, codes, k, mine ? b.v[0] : 0, mine ? b.v[1] : 0, start);
                 int from = (lane & 28) | (HALVES == 1 ? u >> 1 : u & 3);
 #pragma unroll
                 for (int row = 0; row < 2; row++) {
@@ -158,7 +173,7 @@ HK_FN void multiply_few(const u8 *w, int units, const s8 *x, const u8 *meta, int
                         float d = __uint_as_float(m.v[2 * j]);
                         s32 first = (s16)m.v[2 * j + 1], second = (s16)(m.v[2 * j + 1] >> 16);
                         s32 sum = HALVES == 1 ? first + second : h ? second : first;
-                        float part = s * sum_of(c[2 * row + j]);
+                        float part = s * (__int_as_float(c[2 * row + j]) + minus_start(1));
                         if (F::HAS_MIN || F::PAIR_ZERO)
                             part += zero * (float)sum;
                         y[2 * row + j] += d * part;

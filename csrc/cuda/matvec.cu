@@ -9,7 +9,7 @@
  *
  * With one column every block normalises and quantises the input for itself, behind these copies: a kernel of its own
  * for that costs a launch and a round trip through L2. With more columns the input comes quantised from hk_rows, and is
- * read through L1.
+ * copied to shared memory if there is room for it, else read through L1.
  *
  * Up to four matrices over the same input form a group: of one format, or first those of one and then those of another.
  * With `glu` a tile is 16 rows of the gate and the same of up, and stores act(gate) * up.
@@ -17,11 +17,11 @@
 #include "hk_group.cuh"
 #include "hk_rows.cuh"
 
-#define HK_MAX_STEP_WARPS 16
+#define HK_MAX_STEP_WARPS 12
 
 /* The input of the only column into shared memory, zero up to whole steps. A thread holds E times eight values in registers,
- * so that one trip to L2 is enough for K up to 8 E * threads; a longer row is read twice. Norm weights depend on nothing:
- * they are read before the wait. */
+ * so that one trip to L2 is enough for K up to 8 E * threads. Norm weights depend on nothing: they are read before the wait.
+ */
 struct only_column {
     s8 *codes;
     u8 *meta, *meta2;
@@ -59,44 +59,51 @@ HK_FN void quantise_eights(const float (&x)[E][8], int base, int padded, const o
             write_meta<G>(to.meta2, i >> 2, scale, sums);
     }
 }
-template <class F, class G> HK_FN void prepare_normalised(const hk_matvec_args &a, const only_column &to, float *reduce) {
-    constexpr int E = 2;
-    int K = (int)a.cols, eights = K / 8, padded = (K + 255) / 256 * 32, step = E * blockDim.x;
+/* A norm's factor belongs to all values alike, so it is left to the sums: only the squares are added here. */
+template <class F, class G, int E, bool NORMALISE>
+HK_FN void prepare_input(const hk_matvec_args &a, const only_column &to, float *squares) {
+    int K = (int)a.cols, eights = K / 8, padded = (K + 255) / 256 * 32, weights = NORMALISE && a.norm ? eights : 0;
     float x[E][8], w[E][8], sum = 0;
-    load_eights<E>(a.norm, a.norm ? eights : 0, 0, false, w);
-    wait_for_previous();
-    for (int base = 0; base < eights; base += step) {
-        load_eights<E>(a.x, eights, base, true, x);
-#pragma unroll
-        for (int k = 0; k < E; k++)
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                sum += x[k][j] * x[k][j];
-    }
-    float factor = rsqrtf(block_reduce<false>(sum, reduce, threadIdx.x, blockDim.x) / (float)K + a.eps);
-    for (int base = 0; base < padded; base += step) {
-        if (step < eights) {
-            load_eights<E>(a.x, eights, base, true, x);
-            if (base && a.norm)
-                load_eights<E>(a.norm, eights, base, false, w);
-        }
-#pragma unroll
-        for (int k = 0; k < E; k++)
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                x[k][j] *= a.norm ? factor * w[k][j] : factor;
-        quantise_eights<F, G, E>(x, base, padded, to);
-    }
-}
-template <class F, class G> HK_FN void prepare_plain(const hk_matvec_args &a, const only_column &to) {
-    constexpr int E = 4;
-    int K = (int)a.cols, padded = (K + 255) / 256 * 32;
+    if (NORMALISE)
+        load_eights<E>(a.norm, weights, 0, false, w);
     wait_for_previous();
     for (int base = 0; base < padded; base += E * blockDim.x) {
-        float x[E][8];
-        load_eights<E>(a.x, K / 8, base, true, x);
+        load_eights<E>(a.x, eights, base, true, x);
+        if (NORMALISE) {
+            if (base)
+                load_eights<E>(a.norm, weights, base, false, w);
+#pragma unroll
+            for (int k = 0; k < E; k++)
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    sum += x[k][j] * x[k][j];
+                    x[k][j] *= a.norm ? w[k][j] : 1.0f;
+                }
+        }
         quantise_eights<F, G, E>(x, base, padded, to);
     }
+    if (NORMALISE) {
+        sum = warp_sum(sum);
+        if ((threadIdx.x & 31) == 0)
+            squares[threadIdx.x >> 5] = sum;
+    }
+}
+/* Behind a barrier. */
+HK_FN float norm_factor(const hk_matvec_args &a, const float *squares) {
+    int lane = threadIdx.x & 31;
+    return rsqrtf(warp_sum(lane < blockDim.x >> 5 ? squares[lane] : 0) / (float)a.cols + a.eps);
+}
+
+/* The quantised input of 8 columns into shared memory; unused ones as zeros. */
+HK_FN void copy_columns(const hk_matvec_args &a, u8 *codes, u8 *meta, int n) {
+    int units = (int)a.cols / 32;
+    for (int i = threadIdx.x; i < 16 * units; i += blockDim.x)
+        copy16_async(codes + 16 * i, a.codes + 16 * i, (i >> 1 & 7) < n);
+    for (int i = threadIdx.x; i < 4 * units; i += blockDim.x)
+        copy16_async(meta + 16 * i, a.meta + 16 * i, true);
+    copies_commit();
+    copies_wait<0>();
+    __syncthreads();
 }
 
 /* What is added to a result, if it was loaded before it was needed. */
@@ -172,11 +179,13 @@ template <class F, class G, int N> struct step_worker {
     weight_ring &ring;
     weight_runs<F, G> &runs;
     only_column x;
+    const float *squares;
+    float factor; /* 0: not worked out yet */
 
     /* `count` steps of a row of tiles, from step `first` on. */
     template <class H> __device__ __forceinline__ void take(int first, int count, const u8 *meta, float (&y)[A]) {
         int units = (int)a.cols / 32 - 8 * first;
-        const s8 *codes = N == 1 ? x.codes + 256 * first : a.codes + 2048 * first;
+        const s8 *codes = x.codes + (N == 1 ? 256 : 2048) * first;
         meta += (N == 1 ? 8 * step_of<H>::META : 512) * first;
         for (; count; count--) {
             const u8 *w = ring.take();
@@ -199,14 +208,16 @@ template <class F, class G, int N> struct step_worker {
             int first = second ? at - steps : at, n = min(count, steps - first);
             float y[A] = {};
             if (runs.group.is_first(p))
-                take<F>(first, n, N == 1 ? x.meta : a.meta, y);
+                take<F>(first, n, x.meta, y);
             else if constexpr (!is_same<F, G>::value)
                 take<G>(first, n, x.meta2, y);
             float sum[V];
             if constexpr (N == 1) {
+                if (factor == 0)
+                    factor = norm_factor(a, squares);
                 bool upper = ring.lane & 1;
                 sum[0] = (upper ? y[1] : y[0]) + __shfl_xor_sync(~0u, upper ? y[0] : y[1], 1);
-                sum[0] += __shfl_xor_sync(~0u, sum[0], 2);
+                sum[0] = factor * (sum[0] + __shfl_xor_sync(~0u, sum[0], 2));
             } else {
 #pragma unroll
                 for (int v = 0; v < V; v++)
@@ -229,7 +240,7 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
     shared_sums<N> *left = (shared_sums<N> *)(shared + warps * a.slots * SLOT);
     u64 *barriers = (u64 *)(left + 1);
-    float *reduce = (float *)(barriers + (warps * a.slots + 1) / 2 * 2);
+    float *squares = (float *)(barriers + (warps * a.slots + 1) / 2 * 2);
     weight_ring ring = {shared + warp * a.slots * SLOT, barriers + warp * a.slots, SLOT, a.slots};
     ring.lane = lane;
     ring.start();
@@ -250,22 +261,28 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
         }
         return;
     }
+    x.codes = (s8 *)(squares + 32);
     if constexpr (N == 1) {
         int padded = group.steps * 256;
-        x.codes = (s8 *)(reduce + HK_MAX_WARPS);
         x.meta = (u8 *)x.codes + padded;
         x.meta2 = x.meta + padded / 32 * step_of<F>::META;
         if (a.normalise)
-            prepare_normalised<F, G>(a, x, reduce);
+            prepare_input<F, G, 4, true>(a, x, squares);
         else
-            prepare_plain<F, G>(a, x);
+            prepare_input<F, G, 6, false>(a, x, squares);
         __syncthreads();
     } else {
         wait_for_previous();
-        forget_l1();
+        x.meta = (u8 *)x.codes + 8 * a.cols;
+        if (a.staged) {
+            copy_columns(a, (u8 *)x.codes, x.meta, n);
+        } else {
+            forget_l1();
+            x = {(s8 *)a.codes, (u8 *)a.meta, (u8 *)0};
+        }
     }
     addend early = {};
-    step_worker<F, G, N> worker = {a, ring, runs, x};
+    step_worker<F, G, N> worker = {a, ring, runs, x, squares, a.normalise ? 0.0f : 1.0f};
     tile_sums<N> s;
     bool open = false;
     int done = 2;
@@ -307,7 +324,7 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
 }
 
 #ifndef HK_MATVEC_THREADS
-#define HK_MATVEC_THREADS 384
+#define HK_MATVEC_THREADS 256
 #endif
 #define HK_MATVEC_FEW_THREADS 256
 #define HK_MATVEC(lower)                                                                                               \

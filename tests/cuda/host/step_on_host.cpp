@@ -10,7 +10,9 @@ static std::barrier<> meeting(32);
 static thread_local int own_lane;
 static u32 exchange[32][6];
 
-template <bool SIGNED> static void mma_8_bit(s32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+template <bool SIGNED>
+static void mma_8_bit(s32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, const s32 (&start)[4]) {
+    s32 c[4] = {start[0], start[1], start[2], start[3]};
     for (int i = 0; i < 4; i++)
         exchange[own_lane][i] = a[i];
     exchange[own_lane][4] = b0;
@@ -27,6 +29,7 @@ template <bool SIGNED> static void mma_8_bit(s32 (&c)[4], const u32 (&a)[4], u32
         }
     }
     meeting.arrive_and_wait();
+    std::copy(c, c + 4, d);
 }
 static u32 shuffle(u32 v, int from) {
     exchange[own_lane][0] = v;

@@ -26,7 +26,7 @@ MATVEC = _struct(
     (STEP, "step"),
     (PART, "part", (MAX_PARTS,)),
     (P, "x norm codes meta"),
-    (I64, "cols x_stride"),
+    (I64, "cols staged"),
     (I32, "n_parts n_first tiles more_tiles other_tiles other_more_tiles glu rows_are_outputs normalise slots ahead"),
     (F32, "eps"),
 )

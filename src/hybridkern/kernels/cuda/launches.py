@@ -11,8 +11,7 @@ import numpy as np
 from . import arguments as a
 from .layout import LAYOUTS, TILE
 
-MATVEC_WARPS = 12
-MATVEC_FEW_WARPS = 8  # with more columns than one
+MATVEC_WARPS = 8
 MATVEC_AHEAD = 64 << 10  # bytes behind those that are brought into L2
 MATVEC_RING = 73 << 10  # bytes of weights that a block has on their way: two blocks must fit into a multiprocessor
 BLOCK_MEMORY = 227 << 10  # shared memory that a block may have
@@ -69,21 +68,31 @@ def matrix(at: int) -> Struct:
     return {"at": at}
 
 
-def matvec_shape(
-    types: Sequence[str], cols: int, few: bool, warps: int, ring: int, limit: int = BLOCK_MEMORY
-) -> tuple[int, int, int]:
-    """(warps, steps a warp has on their way, bytes of shared memory) of a matrix-vector block (csrc/cuda/matvec.cu).
+@dataclass(frozen=True)
+class MatvecShape:
+    """Of a matrix-vector block: warps, steps that each has on their way, bytes of shared memory.
 
-    warps: at most; ring: bytes for weights on their way, at most; limit: of the shared memory."""
-    slot = max(256 // LAYOUTS[t].columns * LAYOUTS[t].nbytes for t in types)
-    sums = 16 * 2 * (4 if few else 1) * 32 * 4 + 16 * 4
+    staged: whether the input of several columns is in there."""
+
+    warps: int
+    slots: int
+    shared: int
+    staged: bool
+
+
+def matvec_shape(types: Sequence[str], cols: int, few: bool, warps: int, ring: int, limit: int) -> MatvecShape:
+    """As csrc/cuda/matvec.cu lays it out. warps, ring (bytes of weights on their way): at most; limit: of the memory."""
+    slot = max(256 // LAYOUTS[t].columns * LAYOUTS[t].nbytes for t in types) + 8
+    fixed = 12 * 2 * (4 if few else 1) * 32 * 4 + 12 * 4 + 16 + 32 * 4
     padded = _ceil(cols, 256) * 256
-    column = 0 if few else padded + sum(padded // 32 * LAYOUTS[t].meta for t in types)
-    fixed = sums + 16 + 32 * 4 + column
-    while warps > 1 and fixed + warps * (slot + 8) > limit:
+    column = 10 * cols if few else padded + sum(padded // 32 * LAYOUTS[t].meta for t in types)
+    staged = few and fixed + column + 2 * warps * slot <= limit
+    if staged or not few:
+        fixed += column
+    while warps > 1 and fixed + warps * slot > limit:
         warps //= 2
-    slots = max(1, min(ring, limit - fixed) // (warps * (slot + 8)))
-    return warps, slots, fixed + warps * slots * (slot + 8)
+    slots = max(1, min(ring, limit - fixed) // (warps * slot))
+    return MatvecShape(warps, slots, fixed + warps * slots * slot, staged)
 
 
 def matvec(
@@ -101,7 +110,7 @@ def matvec(
     glu: str | None = None,
     outputs: bool = False,
     processors: int = 132,
-    warps: int = 0,
+    warps: int = MATVEC_WARPS,
     ring: int = MATVEC_RING,
     ahead: int = MATVEC_AHEAD,
     limit: int = BLOCK_MEMORY,
@@ -111,8 +120,7 @@ def matvec(
     other: a second format and how many of the last parts have it; for one column."""
     few = quantised is not None
     types = [type_name] if other is None else [type_name, other[0]]
-    warps = warps or (MATVEC_FEW_WARPS if few else MATVEC_WARPS)
-    warps, slots, shared = matvec_shape(types, cols, few, warps, ring, limit)
+    shape = matvec_shape(types, cols, few, warps, ring, limit)
     codes, meta = quantised or (0, 0)
     n_first = len(parts) - (other[1] if other else 0)
     tiles = [_ceil(p["rows"], TILE) for p in (parts[:1] if glu else parts)]
@@ -136,12 +144,13 @@ def matvec(
         glu=GLU[glu],
         rows_are_outputs=outputs,
         normalise=normalise,
-        slots=slots,
-        ahead=ahead // warps,
+        staged=shape.staged,
+        slots=shape.slots,
+        ahead=ahead // shape.warps,
         eps=eps,
     )
     name = f"hk_matvec{'8' if few else ''}_{'_'.join(types).lower()}"
-    return Launch(name, (grid, 1, 1), (32 * warps, 1, 1), shared, args)
+    return Launch(name, (grid, 1, 1), (32 * shape.warps, 1, 1), shape.shared, args)
 
 
 def matmul(
