@@ -81,7 +81,7 @@ class MatvecShape:
 
 
 def matvec_shape(types: Sequence[str], cols: int, few: bool, warps: int, ring: int, limit: int) -> MatvecShape:
-    """As csrc/cuda/matvec.cu lays it out. warps, ring (bytes of weights on their way): at most; limit: of the memory."""
+    """As csrc/cuda/matvec.cu lays it out. warps, ring (bytes of weights on their way): at most; limit: of memory."""
     slot = max(256 // LAYOUTS[t].columns * LAYOUTS[t].nbytes for t in types) + 8
     fixed = 12 * 2 * (4 if few else 1) * 32 * 4 + 12 * 4 + 16 + 32 * 4
     padded = _ceil(cols, 256) * 256
