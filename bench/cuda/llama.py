@@ -92,6 +92,7 @@ def seconds(tape: CudaTape, table: Any, n: int, start: int, steps: int) -> float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=int, default=32)
+    parser.add_argument("--decode", action="store_true", help="no prefill")
     args = parser.parse_args()
     shape = Shape(args.blocks)
     pages = -(-CONTEXT // 128)
@@ -106,7 +107,7 @@ def main() -> None:
     for depth in (0, 512, 2048, 8192):
         s = tape._device.run(seconds, tape, table, 1, depth, 30)
         print(f"decode at {depth:5d}: {s * 1e3:.3f} ms, {1 / s:.0f} t/s, {len(tape.launches(1))} launches", flush=True)
-    for n in (8, 32, 128, 512, 2048):
+    for n in () if args.decode else (8, 32, 128, 512, 2048):
         s = tape._device.run(seconds, tape, table, n, 0, 5)
         print(f"prefill of {n:4d}: {s * 1e3:.2f} ms, {n / s:.0f} t/s", flush=True)
     tape.close()

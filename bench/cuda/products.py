@@ -1,13 +1,14 @@
 """Times products on a GPU: matrix-vector in GB/s of weights, cold, and matrix products in TFLOP/s, in captured graphs.
 
-Weights are random bytes. Weights rotate over more than 4 x L2.
-    python bench/cuda/products.py [--images FOLDER] [--quick]
+Weights are random bytes. They rotate over more than 4 x L2.
+    python bench/cuda/products.py --images FOLDER [--formats Q4_K,Q6_K] [--sweep] [--many]
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import pycuda.driver as cuda
 
 from hybridkern.kernels.cuda import launches
 from hybridkern.kernels.cuda.driver import Event, Graph, Kernels, Memory, Stream, attribute
-from hybridkern.kernels.cuda.launches import Launch
-from hybridkern.kernels.cuda.layout import LAYOUTS, device_bytes, plane_addresses
+from hybridkern.kernels.cuda.launches import MATVEC_AHEAD, MATVEC_RING, MATVEC_WARPS, Launch
+from hybridkern.kernels.cuda.layout import LAYOUTS, device_bytes
 
 REPEATS = 7
+SHAPES = ((4096, 4096), (11008, 4096), (4096, 11008), (32000, 4096))
 
 
 class Bench:
@@ -30,9 +32,8 @@ class Bench:
         self.stream = Stream()
         self.processors = attribute(16)
         self.pool = Memory(3 << 30)
-        noise = np.random.default_rng(0).integers(
-            0, 256, 256 << 20, np.uint8
-        )  # zeros would draw less power, and run faster
+        # Zeros would draw less power, and run faster.
+        noise = np.random.default_rng(0).integers(0, 256, 256 << 20, np.uint8)
         for at in range(0, self.pool.nbytes, noise.nbytes):
             self.stream.upload(self.pool.address + at, noise)
         self.scratch = Memory(1 << 30)
@@ -66,54 +67,39 @@ class Bench:
         return seconds
 
 
-def part(planes: tuple[int, ...], rows: int, out: int) -> dict[str, Any]:
+def part(at: int, rows: int, out: int) -> dict[str, Any]:
     return {
-        "w": launches.matrix(planes),
-        "out": out,
-        "bias": 0,
-        "add": 0,
-        "rows": rows,
-        "out_stride": rows,
-        "add_stride": 0,
-    }
+        "w": launches.matrix(at), "out": out, "bias": 0, "add": 0, "rows": rows, "out_stride": rows, "add_stride": 0,
+    }  # fmt: skip
 
 
-def rotating(b: Bench, type_name: str, rows: int, cols: int, total: int) -> list[tuple[int, ...]]:
-    """Planes of enough matrices that one replay reads `total` bytes."""
-    size = device_bytes(type_name, rows, cols)
-    n = max(20, min(60, total // size))
-    n = min(n, b.pool.nbytes // size)
-    return [plane_addresses(b.pool.address + i * size, type_name, rows, cols) for i in range(n)]
+def rotating(b: Bench, type_name: str, rows: int, cols: int, total: int) -> list[int]:
+    """Enough matrices that one replay reads `total` bytes."""
+    size = -(-device_bytes(type_name, rows, cols) // 256) * 256
+    n = min(max(20, min(60, total // size)), b.pool.nbytes // size)
+    return [b.pool.address + i * size for i in range(n)]
 
 
 def matvec(
-    b: Bench,
-    type_name: str,
-    rows: int,
-    cols: int,
-    blocks: float,
-    early: bool,
-    n: int = 1,
-    tile: int = 4,
-    ahead: int = 65536,
-) -> float:
+    b: Bench, type_name: str, rows: int, cols: int, n: int = 1, warps: int = MATVEC_WARPS, ring: int = MATVEC_RING,
+    ahead: int = MATVEC_AHEAD,
+) -> float:  # fmt: skip
     """GB/s."""
     step = b.step(n)
     s = b.scratch.address
     made = []
-    for planes in rotating(b, type_name, rows, cols, 1200 << 20):
-        group = [part(planes, rows, s + (64 << 20))]
+    for at in rotating(b, type_name, rows, cols, 1200 << 20):
+        group = [part(at, rows, s + (64 << 20))]
         if LAYOUTS[type_name].is_float:
             one = launches.matmul(type_name, step, group[0], cols, n, x32=s, x_stride=cols)
         else:
             one = launches.matvec(
-                type_name, step, group, cols, x=s, norm=s, normalise=cols <= 8192, eps=1e-5, ahead=ahead,
-                quantised=None if n == 1 else (s, s + (1 << 20)), processors=b.processors, blocks=blocks,
-                rows_per_tile=tile,
+                type_name, step, group, cols, x=s, norm=s, normalise=cols <= 8192, eps=1e-5,
+                quantised=None if n == 1 else (s, s + (1 << 20)), processors=b.processors, warps=warps,
+                ring=ring, ahead=ahead,
             )  # fmt: skip
         made.append(one)
-    seconds = b.time(made, early)
-    return len(made) * device_bytes(type_name, rows, cols) / seconds / 1e9
+    return len(made) * device_bytes(type_name, rows, cols) / b.time(made) / 1e9
 
 
 def matmul(b: Bench, type_name: str, rows: int, cols: int, n: int) -> float:
@@ -130,45 +116,32 @@ def matmul(b: Bench, type_name: str, rows: int, cols: int, n: int) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, required=True)
-    parser.add_argument("--tile", type=int, default=4, help="rows per tile that the images were compiled for")
     parser.add_argument("--formats", default=",".join(LAYOUTS))
-    parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--warps", type=int, default=launches.MATVEC_WARPS, help="of a matrix-vector block")
-    parser.add_argument("--wide", type=int, nargs=3, help="rows, tokens, threads that hk_matmul was compiled for")
+    parser.add_argument("--sweep", action="store_true", help="warps and bytes on their way")
+    parser.add_argument("--many", action="store_true", help="products with many columns")
     args = parser.parse_args()
-    if args.wide:
-        launches.WIDE = tuple(args.wide)
-    launches.MATVEC_WARPS = args.warps
     formats = args.formats.split(",")
     cuda.init()
     context = cuda.Device(0).retain_primary_context()
     context.push()
     b = Bench(args.images)
+    shapes = ", ".join(f"{rows}x{cols}" for rows, cols in SHAPES)
     if args.sweep:
+        for f, warps, ring, ahead in product(formats, (8, 12), (48, 73), (0, 64, 160)):
+            row = [f"{matvec(b, f, *shape, 1, warps, ring << 10, ahead << 10):6.0f}" for shape in SHAPES]
+            print(f"{f:7s} {warps:2d} warps {ring:3d} + {ahead:3d} KiB, {shapes}: {' '.join(row)}", flush=True)
+    elif args.many:
+        print("TFLOP/s, 11008x4096, n = 32, 512, 2048", flush=True)
         for f in formats:
-            for rows, cols in ((4096, 4096), (11008, 4096), (4096, 11008)):
-                row = [
-                    f"{matvec(b, f, rows, cols, k, True, 1, args.tile, a << 10):6.0f}"
-                    for a in (0, 32, 96, 192)
-                    for k in (1, 2)
-                ]
-                print(
-                    f"sweep {f} {rows}x{cols} tile {args.tile} blocks 1 2 at 0 32 96 192 KB ahead: {' '.join(row)}",
-                    flush=True,
-                )
-        context.pop()
-        return 0
-    print(
-        "format  4096x11008 n=1: GB/s at blocks 1, 2, 4 | n=2, 8 at 1, 2 | matmul 11008x4096 TFLOP/s n=32, 512, 2048",
-        flush=True,
-    )
-    for f in formats:
-        one = [f"{matvec(b, f, 4096, 11008, k, True):6.0f}" for k in (1, 2, 4)]
-        few = [f"{matvec(b, f, 4096, 11008, k, True, n):6.0f}" for n in (2, 8) for k in (1, 2)]
-        many = [f"{matmul(b, f, 11008, 4096, n):6.1f}" for n in (32, 512, 2048)]
-        print(f"{f:7s} {' '.join(one)} | {' '.join(few)} | {' '.join(many)}", flush=True)
+            print(f"{f:7s} {' '.join(f'{matmul(b, f, 11008, 4096, n):6.1f}' for n in (32, 512, 2048))}", flush=True)
+    else:
+        print(f"GB/s, 1 column: {shapes} | 2, 8 columns: 4096x11008", flush=True)
+        for f in formats:
+            one = [f"{matvec(b, f, *shape):6.0f}" for shape in SHAPES]
+            few = [f"{matvec(b, f, 4096, 11008, n):6.0f}" for n in (2, 8)]
+            print(f"{f:7s} {' '.join(one)} | {' '.join(few)}", flush=True)
     context.pop()
     return 0
 

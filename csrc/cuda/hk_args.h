@@ -13,9 +13,9 @@ typedef struct hk_step {
     long long page_stride;
 } hk_step;
 
-/* A matrix in device layout (hk_unit.cuh): up to four planes. */
+/* A matrix in device layout (hk_unit.cuh). */
 typedef struct hk_matrix {
-    const unsigned char *q, *h, *s, *d;
+    const unsigned char *at;
 } hk_matrix;
 
 typedef struct hk_convert_args {
@@ -43,10 +43,13 @@ typedef struct hk_matvec_args {
     /* More columns: quantised input, see hk_unit.cuh. */
     const signed char *codes;
     const unsigned char *meta;
-    long long cols, x_stride;
-    int n_parts, glu, rows_are_outputs, normalise;
+    long long cols, staged; /* whether codes and meta are copied to shared memory */
+    int n_parts, n_first;                                /* parts in the first of two formats */
+    int tiles, more_tiles, other_tiles, other_more_tiles; /* 16 rows of both formats for every block; blocks with one more */
+    int glu, rows_are_outputs, normalise;
+    int slots; /* steps of 256 columns that a warp has on their way */
+    int ahead; /* bytes behind them that a warp has brought into L2 */
     float eps;
-    int ahead; /* bytes per block that are prefetched into L2 */
 } hk_matvec_args;
 
 typedef struct hk_matmul_args {

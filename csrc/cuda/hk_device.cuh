@@ -185,6 +185,8 @@ HK_FN void wait_for_previous() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+/* L1 may hold lines from before the previous kernel wrote: plain loads behind this see what it wrote. */
+HK_FN void forget_l1() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 /* The next kernel may be placed on multiprocessors that have room; it still waits for our end before it reads. */
 HK_FN void allow_next() {
 #if __CUDA_ARCH__ >= 900
@@ -216,6 +218,34 @@ template <int PENDING> HK_FN void copies_wait() {
 }
 
 /* --- matrix instructions --- */
+
+/* d[16][8] = c[16][8] + a[16][32] b[32][8] in integers, a of u8 or s8, b of s8, fragments as PTX defines them for m16n8k32;
+ * four m8n8k16 on sm_75. */
+#if __CUDA_ARCH__ >= 800
+#define HK_MMA_8(type)                                                                                                 \
+    asm("mma.sync.aligned.m16n8k32.row.col.s32." type                                                                  \
+        ".s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"                                            \
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])                                                               \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]))
+#else
+#define HK_MMA_8_QUARTER(type, i, c, a, b)                                                                             \
+    asm("mma.sync.aligned.m8n8k16.row.col.s32." type ".s8.s32 {%0,%1}, {%2}, {%3}, {%4,%5};"                           \
+        : "=r"(d[2 * i]), "=r"(d[2 * i + 1])                                                                           \
+        : "r"(a), "r"(b), "r"(c[2 * i]), "r"(c[2 * i + 1]))
+#define HK_MMA_8(type)                                                                                                 \
+    HK_MMA_8_QUARTER(type, 0, c, a[0], b0);                                                                            \
+    HK_MMA_8_QUARTER(type, 0, d, a[2], b1);                                                                            \
+    HK_MMA_8_QUARTER(type, 1, c, a[1], b0);                                                                            \
+    HK_MMA_8_QUARTER(type, 1, d, a[3], b1)
+#endif
+template <bool SIGNED>
+HK_FN void mma_8_bit(s32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, const s32 (&c)[4]) {
+    if (SIGNED) {
+        HK_MMA_8("s8");
+    } else {
+        HK_MMA_8("u8");
+    }
+}
 
 /* c[16][8] += a[16][16] b[16][8], fragments as PTX defines them for m16n8k16; two m16n8k8 on sm_75. */
 HK_FN void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {

@@ -1,38 +1,27 @@
-/* The device layout of weights, and how each format unpacks. Shared loops multiply; a format only says how it is
- * loaded.
+/* The device layout of weights, and how the codes of each format unpack (the scales: hk_scales.cuh).
  *
- * A unit is 32 consecutive weights of one row; the units of a matrix are numbered row by row, i = row * (cols / 32) +
- * u. A matrix is up to four planes, each an array over units (or over blocks of 256 weights, b = i / 8), so that
- * neighbouring lanes, which take neighbouring units, read neighbouring words:
+ * A matrix of a quantised format is tiles of 16 rows, and a tile is records of C columns, in the order [row tile]
+ * [record]: whoever walks along K reads one contiguous stream. C is 256 for formats with blocks of 256, else 64. Rows
+ * are padded to 16 and columns to C, with zeros. A record holds everything of its 16 x C weights, in the file's number
+ * of bytes: pieces of 512 B   bit words   scales          a row's bytes per record Q4_0     1 64              36 Q4_1
+ * 1                             128             40 Q5_0     1                 128         64              44 Q5_1     1
+ * 128         128             48 Q8_0     2                             64              68 IQ4_NL   1 64 36 MXFP4    1
+ * 32              34 Q2_K     2                             320             84 Q3_K     3 224             110 Q4_K 4
+ * 256             144 Q5_K     5                             256             176 Q6_K     6 288             210 IQ4_XS
+ * 4                             128             136 F32, F16, BF16: the rows as they are.
  *
- *            q (codes)             h (more code bits)   s (scales)             d
- *   Q4_0     16 B                                                              d f16 per unit
- *   Q4_1     16 B                                                              d, m f16 per unit
- *   Q5_0     16 B                  4 B                                         d f16 per unit
- *   Q5_1     16 B                  4 B                                         d, m f16 per unit
- *   Q8_0     16 B weights 0..15    16 B 16..31                                 d f16 per unit
- *   IQ4_NL   16 B nibble order                                                 d f16 per unit
- *   MXFP4    16 B nibble order                                                 e u8 per unit
- *   Q2_K     8 B                                        2 B: scale | min << 4  d, dmin f16 per block
- *   Q3_K     8 B                   4 B                  12 B per block         d f16 per block
- *   Q4_K     16 B                                       16 B per block
- *   Q5_K     16 B                  4 B                  16 B per block
- *   Q6_K     16 B                  8 B                  2 B: two int8          d f16 per block
- *   IQ4_XS   16 B nibble order                          8 B per block
- *   F32, F16, BF16: the rows as they are, in q.
- *
- * Planes follow each other in that order, each padded to 256 bytes; nothing else is added, so a matrix has the size of
- * its rows in the file plus at most 4 * 255 bytes.
- *
- * Codes. Group g is the weights 4g .. 4g + 3 as four bytes, byte i being weight 4g + i.
- *   4 bits: byte i of word j holds weight 8j + i in its low and weight 8j + 4 + i in its high nibble: two masks make
- * two groups. "Nibble order", for codebooks: nibble i of word j is weight 8j + i, as the byte permutation wants it. 2
- * bits: byte i of word g / 4, bits 2 (g % 4): weight 4g + i.     1 bit: byte i, bit g: weight 4g + i. Scales. Q4_K,
- * Q5_K: d, dmin, then 12 bits per unit, scale | min << 6. Q3_K: byte u holds the low nibbles of the unit's two scales,
- * byte 8 + u / 2 the upper two bits of both, in nibble u % 2. IQ4_XS: d, scales_h, scales_l as in the file.
- *
- * Q_BYTES ..: bytes of each plane per 8 units. The weight is s * (code - ZERO) + m, with one (s, m) per unit or one for
- * each half of it.
+ * Codes lie as the lanes of a warp need them for the A operand of an integer or half-precision matrix instruction with
+ * 16 rows. Lane 4 g + t owns rows g and g + 8 (register c: row g + 8 (c % 2)) and of every unit of 32 columns the
+ * weights 8 t + 4 (c / 2) + byte, for registers c = 0 .. 3: the order of K inside a unit is free as long as both
+ * operands agree. Piece p is 16 bytes a lane: word c for register c. A register of four codes is made of the words of
+ * the same c: nibbles      unit u: byte i of piece u / 2 holds weight i of unit u in its low (even u) or high (odd u)
+ * nibble looked up    the nibbles of one unit follow each other, even u in the low half of the word: what a byte
+ * permutation wants Q5_0, Q5_1   the fifth bits of both units and all c in one word a lane: byte i, bit 4 u + c Q2_K
+ * bits 2 (u % 4) of piece u / 4 Q6_K         unit k < 3 of four: low six bits of piece k; the fourth, two bits at a
+ * time, in the top of the three Q5_K         units 0..4: low five bits of pieces 0..4; the other three in the top three
+ * bits of the five Q3_K         units 0..5: bits 0..2 and 3..5 of pieces 0..2; the other two in the top two bits The
+ * last three save shifts: integer pipes, not memory, would set the pace of a matrix-vector product with planes of
+ * single bits. For the same reason a code may come shifted up, by shift(u): a power of two that scales absorb.
  */
 #ifndef HK_UNIT_CUH
 #define HK_UNIT_CUH
@@ -40,295 +29,211 @@
 #include "hk_args.h"
 #include "hk_device.cuh"
 
-/* (s, m) of both halves of a unit. */
-struct unit_scale {
-    float s0, m0, s1, m1;
+#define HK_PIECE 512
+
+/* What a lane holds of a record: x[p][c] and the bit word. */
+template <class F> struct lane_codes {
+    u32 x[F::PIECES][4], bits;
 };
 
-HK_FN unit_scale one_scale(float s, float m) { return {s, m, s, m}; }
-HK_FN u32 nibbles(u32 word, int odd) { return (odd ? word >> 4 : word) & 0x0F0F0F0Fu; }
-/* Two-bit plane of two words and one-bit plane, group g, shifted to bit `to`. */
-HK_FN u32 two_bits(const u32x2 &w, int g) { return w.v[g >> 2] >> 2 * (g & 3) & 0x03030303u; }
-HK_FN u32 one_bit(u32 w, int g) { return w >> g & 0x01010101u; }
+/* ZERO is taken off every code; PAIR_ZERO off the sum of a pair (below). SUB: columns per scale. */
+template <int COLS, int N_PIECES, bool WITH_BITS, int SCALES, int SUB_COLS, int ZERO_CODE, bool WITH_MIN,
+          bool IS_SIGNED, bool LOOKED_UP = false>
+struct unit_head {
+    static constexpr int COLUMNS = COLS, PIECES = N_PIECES, SUB = SUB_COLS, ZERO = ZERO_CODE, PAIR_ZERO = ZERO_CODE;
+    static constexpr bool BITS = WITH_BITS, HAS_MIN = WITH_MIN, SIGNED = IS_SIGNED, PAIRS = LOOKED_UP;
+    static constexpr int UNITS = COLS / 32, SCALES_AT = N_PIECES * HK_PIECE + (WITH_BITS ? 128 : 0);
+    static constexpr int BYTES = SCALES_AT + SCALES;
+};
+
+template <class F> HK_FN void load_codes(lane_codes<F> &w, const u8 *record, int lane) {
+#pragma unroll
+    for (int p = 0; p < F::PIECES; p++) {
+        u32x4 v = *(const u32x4 *)(record + HK_PIECE * p + 16 * lane);
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            w.x[p][c] = v.v[c];
+    }
+    w.bits = F::BITS ? *(const u32 *)(record + F::PIECES * HK_PIECE + 4 * lane) : 0;
+}
 
 /* Four entries of a table of 16 int8, t[0..3], by the four nibbles of the low half of `n`. */
 HK_FN u32 look_up(u32 t0, u32 t1, u32 t2, u32 t3, u32 n) {
     u32 low = n & 0x7777u;
     return permute(permute(t0, t1, low), permute(t2, t3, low), (n >> 1 & 0x4444u) | 0x3210u);
 }
-HK_FN u32 iq4_codes(const u32x4 &q, int g) {
-    return look_up(0xBFAD9881u, 0xF6EADDCFu, 0x26190D01u, 0x71594535u, q.v[g >> 1] >> 16 * (g & 1));
-}
-HK_FN u32 fp4_codes(const u32x4 &q, int g) {
-    return look_up(0x03020100u, 0x0C080604u, 0xFDFEFF00u, 0xF4F8FAFCu, q.v[g >> 1] >> 16 * (g & 1));
-}
-HK_FN float low_half(u32 w) { return half_to_float((u16)w); }
-HK_FN float high_half(u32 w) { return half_to_float((u16)(w >> 16)); }
 
-/* Bit 12 j of 96. */
-HK_FN u32 twelve_bits(u32 w0, u32 w1, u32 w2, int j) {
-    u32 lo = j < 3 ? w0 : j < 6 ? w1 : w2, hi = j < 3 ? w1 : w2;
-    return __funnelshift_r(lo, hi, 12 * j & 31) & 0xFFFu;
-}
-
-#define HK_UNIT_HEAD(zero, has_min, two_scales, is_signed)                                                             \
-    static constexpr int ZERO = zero;                                                                                  \
-    static constexpr bool HAS_MIN = has_min, TWO_SCALES = two_scales, SIGNED = is_signed;
-
-struct unit_q4_0 {
-    HK_UNIT_HEAD(8, false, false, false)
-    static constexpr int Q_BYTES = 128, H_BYTES = 0, S_BYTES = 0, D_BYTES = 16;
-    u32x4 q;
-    u16 d;
-    HK_FN void load(unit_q4_0 &r, const hk_matrix &m, u64 i) {
-        r.q = load_weights16(m.q + 16 * i);
-        r.d = load_weights2(m.d + 2 * i);
+/* Each format: code(w, u, c), the four codes of register c of unit u, as bytes, times 1 << shift(u). And put(w, u, c,
+ * i, v), which sets code i of them to v where it was 0. All but w are constants once loops are unrolled. */
+template <int C, int P, int SCALES, int SUB, int ZERO, bool MIN>
+struct unit_nibbles : unit_head<C, P, false, SCALES, SUB, ZERO, MIN, false> {
+    static constexpr __device__ int shift(int u) { return 4 * (u & 1); }
+    template <class F> HK_FN u32 code(const lane_codes<F> &w, int u, int c) {
+        return w.x[u >> 1][c] & (u & 1 ? 0xF0F0F0F0u : 0x0F0F0F0Fu);
     }
-    HK_FN u32 group(const unit_q4_0 &r, int g) { return nibbles(r.q.v[g >> 1], g & 1); }
-    HK_FN unit_scale scale(const unit_q4_0 &r, u32) { return one_scale(half_to_float(r.d), 0); }
+    template <class F> HK_FN void put(lane_codes<F> &w, int u, int c, int i, u32 v) {
+        w.x[u >> 1][c] |= v << (8 * i + 4 * (u & 1));
+    }
+};
+struct unit_q4_0 : unit_nibbles<64, 1, 64, 32, 8, false> {};
+struct unit_q4_1 : unit_nibbles<64, 1, 128, 32, 0, true> {};
+struct unit_q4_k : unit_nibbles<256, 4, 256, 32, 0, true> {};
+
+template <int SCALES, int ZERO, bool MIN>
+struct unit_fifth_bits : unit_head<64, 1, true, SCALES, 32, ZERO, MIN, false> {
+    static constexpr __device__ int shift(int) { return 0; }
+    template <class F> HK_FN u32 code(const lane_codes<F> &w, int u, int c) {
+        u32 n = u ? w.x[0][c] >> 4 : w.x[0][c], h = u ? w.bits >> c : w.bits << (4 - c);
+        return (n & 0x0F0F0F0Fu) | (h & 0x10101010u);
+    }
+    template <class F> HK_FN void put(lane_codes<F> &w, int u, int c, int i, u32 v) {
+        w.x[0][c] |= (v & 15) << (8 * i + 4 * u);
+        w.bits |= (v >> 4) << (8 * i + 4 * u + c);
+    }
+};
+struct unit_q5_0 : unit_fifth_bits<64, 16, false> {};
+struct unit_q5_1 : unit_fifth_bits<128, 0, true> {};
+
+struct unit_q8_0 : unit_head<64, 2, false, 64, 32, 0, false, true> {
+    static constexpr __device__ int shift(int) { return 0; }
+    template <class F> HK_FN u32 code(const lane_codes<F> &w, int u, int c) { return w.x[u][c]; }
+    template <class F> HK_FN void put(lane_codes<F> &w, int u, int c, int i, u32 v) { w.x[u][c] |= v << 8 * i; }
 };
 
-struct unit_q4_1 {
-    HK_UNIT_HEAD(0, true, false, false)
-    static constexpr int Q_BYTES = 128, H_BYTES = 0, S_BYTES = 0, D_BYTES = 32;
-    u32x4 q;
-    u32 d;
-    HK_FN void load(unit_q4_1 &r, const hk_matrix &m, u64 i) {
-        r.q = load_weights16(m.q + 16 * i);
-        r.d = load_weights4(m.d + 4 * i);
+/* A table of 16 values costs six instructions for four codes. As the sum of a pair it costs four: an entry of a table
+ * of eight is the value where its half of the table is meant, and 0 or -1 (the sign of the entry, a mode of the
+ * permutation) where not. Two matrix instructions then take one half each. */
+template <int C, int P, int SCALES> struct unit_looked_up : unit_head<C, P, false, SCALES, 32, 0, false, true, true> {
+    static constexpr __device__ int shift(int) { return 0; }
+    template <class F> HK_FN u32 nibbles(const lane_codes<F> &w, int u, int c) {
+        return w.x[u >> 1][c] >> 16 * (u & 1);
     }
-    HK_FN u32 group(const unit_q4_1 &r, int g) { return nibbles(r.q.v[g >> 1], g & 1); }
-    HK_FN unit_scale scale(const unit_q4_1 &r, u32) { return one_scale(low_half(r.d), high_half(r.d)); }
+    template <class F> HK_FN void put(lane_codes<F> &w, int u, int c, int i, u32 v) {
+        w.x[u >> 1][c] |= v << (4 * i + 16 * (u & 1));
+    }
 };
-
-struct unit_q5_0 {
-    HK_UNIT_HEAD(16, false, false, false)
-    static constexpr int Q_BYTES = 128, H_BYTES = 32, S_BYTES = 0, D_BYTES = 16;
-    u32x4 q;
-    u32 h;
-    u16 d;
-    HK_FN void load(unit_q5_0 &r, const hk_matrix &m, u64 i) {
-        r.q = load_weights16(m.q + 16 * i);
-        r.h = load_weights4(m.h + 4 * i);
-        r.d = load_weights2(m.d + 2 * i);
+template <int C, int P, int SCALES> struct unit_iq4 : unit_looked_up<C, P, SCALES> {
+    template <class F> HK_FN u32 code(const lane_codes<F> &w, int u, int c) {
+        return look_up(0xBFAD9881u, 0xF6EADDCFu, 0x26190D01u, 0x71594535u, F::nibbles(w, u, c));
     }
-    HK_FN u32 group(const unit_q5_0 &r, int g) { return nibbles(r.q.v[g >> 1], g & 1) | one_bit(r.h, g) << 4; }
-    HK_FN unit_scale scale(const unit_q5_0 &r, u32) { return one_scale(half_to_float(r.d), 0); }
+    /* All lower entries are negative: -1 where not meant, which the upper ones, one more than the values, undo. */
+    template <class F> HK_FN void code_pair(const lane_codes<F> &w, int u, int c, u32 &lower, u32 &upper) {
+        u32 n = F::nibbles(w, u, c);
+        lower = permute(0xBFAD9881u, 0xF6EADDCFu, n);
+        upper = permute(0x271A0E02u, 0x725A4636u, n ^ 0x8888u);
+    }
 };
-
-struct unit_q5_1 {
-    HK_UNIT_HEAD(0, true, false, false)
-    static constexpr int Q_BYTES = 128, H_BYTES = 32, S_BYTES = 0, D_BYTES = 32;
-    u32x4 q;
-    u32 h, d;
-    HK_FN void load(unit_q5_1 &r, const hk_matrix &m, u64 i) {
-        r.q = load_weights16(m.q + 16 * i);
-        r.h = load_weights4(m.h + 4 * i);
-        r.d = load_weights4(m.d + 4 * i);
+struct unit_iq4_nl : unit_iq4<64, 1, 64> {};
+struct unit_iq4_xs : unit_iq4<256, 4, 128> {};
+struct unit_mxfp4 : unit_looked_up<64, 1, 32> {
+    static constexpr int PAIR_ZERO = -1; /* the upper entries are one less than the values, so that all are negative */
+    template <class F> HK_FN u32 code(const lane_codes<F> &w, int u, int c) {
+        return look_up(0x03020100u, 0x0C080604u, 0xFDFEFF00u, 0xF4F8FAFCu, F::nibbles(w, u, c));
     }
-    HK_FN u32 group(const unit_q5_1 &r, int g) { return nibbles(r.q.v[g >> 1], g & 1) | one_bit(r.h, g) << 4; }
-    HK_FN unit_scale scale(const unit_q5_1 &r, u32) { return one_scale(low_half(r.d), high_half(r.d)); }
-};
-
-struct unit_q8_0 {
-    HK_UNIT_HEAD(0, false, false, true)
-    static constexpr int Q_BYTES = 128, H_BYTES = 128, S_BYTES = 0, D_BYTES = 16;
-    u32x4 q, h;
-    u16 d;
-    HK_FN void load(unit_q8_0 &r, const hk_matrix &m, u64 i) {
-        r.q = load_weights16(m.q + 16 * i);
-        r.h = load_weights16(m.h + 16 * i);
-        r.d = load_weights2(m.d + 2 * i);
-    }
-    HK_FN u32 group(const unit_q8_0 &r, int g) { return g < 4 ? r.q.v[g & 3] : r.h.v[g & 3]; }
-    HK_FN unit_scale scale(const unit_q8_0 &r, u32) { return one_scale(half_to_float(r.d), 0); }
-};
-
-struct unit_iq4_nl {
-    HK_UNIT_HEAD(0, false, false, true)
-    static constexpr int Q_BYTES = 128, H_BYTES = 0, S_BYTES = 0, D_BYTES = 16;
-    u32x4 q;
-    u16 d;
-    HK_FN void load(unit_iq4_nl &r, const hk_matrix &m, u64 i) {
-        r.q = load_weights16(m.q + 16 * i);
-        r.d = load_weights2(m.d + 2 * i);
-    }
-    HK_FN u32 group(const unit_iq4_nl &r, int g) { return iq4_codes(r.q, g); }
-    HK_FN unit_scale scale(const unit_iq4_nl &r, u32) { return one_scale(half_to_float(r.d), 0); }
-};
-
-struct unit_mxfp4 {
-    HK_UNIT_HEAD(0, false, false, true)
-    static constexpr int Q_BYTES = 128, H_BYTES = 0, S_BYTES = 0, D_BYTES = 8;
-    u32x4 q;
-    u32 e;
-    HK_FN void load(unit_mxfp4 &r, const hk_matrix &m, u64 i) {
-        r.q = load_weights16(m.q + 16 * i);
-        r.e = load_weights1(m.d + i);
-    }
-    HK_FN u32 group(const unit_mxfp4 &r, int g) { return fp4_codes(r.q, g); }
-    /* The table holds doubled values: 2^(e - 128); the two smallest are subnormal floats. */
-    HK_FN unit_scale scale(const unit_mxfp4 &r, u32) {
-        return one_scale(__uint_as_float(r.e < 2 ? 0x00200000u << r.e : (r.e - 1) << 23), 0);
+    template <class F> HK_FN void code_pair(const lane_codes<F> &w, int u, int c, u32 &lower, u32 &upper) {
+        u32 n = F::nibbles(w, u, c);
+        lower = permute(0x03020100u, 0x0C080604u, n);
+        upper = permute(0xFCFDFEFFu, 0xF3F7F9FBu, n ^ 0x8888u);
     }
 };
 
-struct unit_q2_k {
-    HK_UNIT_HEAD(0, true, true, false)
-    static constexpr int Q_BYTES = 64, H_BYTES = 0, S_BYTES = 16, D_BYTES = 4;
-    u32x2 q;
-    u16 s;
-    u32 d;
-    HK_FN void load(unit_q2_k &r, const hk_matrix &m, u64 i) {
-        r.q = load_weights8(m.q + 8 * i);
-        r.s = load_weights2(m.s + 2 * i);
-        r.d = load_weights4(m.d + 4 * (i >> 3));
+struct unit_q2_k : unit_head<256, 2, false, 320, 16, 0, true, false> {
+    static constexpr __device__ int shift(int u) { return 2 * (u & 3); }
+    template <class F> HK_FN u32 code(const lane_codes<F> &w, int u, int c) {
+        return w.x[u >> 2][c] & 0x03030303u << shift(u);
     }
-    HK_FN u32 group(const unit_q2_k &r, int g) { return two_bits(r.q, g); }
-    HK_FN unit_scale scale(const unit_q2_k &r, u32) {
-        float d = low_half(r.d), m = -high_half(r.d);
-        u32 s = r.s;
-        return {d * (s & 15), m * (s >> 4 & 15), d * (s >> 8 & 15), m * (s >> 12)};
+    template <class F> HK_FN void put(lane_codes<F> &w, int u, int c, int i, u32 v) {
+        w.x[u >> 2][c] |= v << (8 * i + shift(u));
     }
 };
-
-struct unit_q3_k {
-    HK_UNIT_HEAD(4, false, true, false)
-    static constexpr int Q_BYTES = 64, H_BYTES = 32, S_BYTES = 12, D_BYTES = 2;
-    u32x2 q;
-    u32 h, lo, hi;
-    u16 d;
-    HK_FN void load(unit_q3_k &r, const hk_matrix &m, u64 i) {
-        r.q = load_weights8(m.q + 8 * i);
-        r.h = load_weights4(m.h + 4 * i);
-        const u8 *s = m.s + 12 * (i >> 3);
-        r.lo = load_weights1(s + (i & 7));
-        r.hi = load_weights1(s + 8 + ((i & 7) >> 1));
-        r.d = load_weights2(m.d + 2 * (i >> 3));
+struct unit_q3_k : unit_head<256, 3, false, 224, 16, 4, false, false> {
+    static constexpr __device__ int shift(int u) { return u >= 6 ? 5 : 3 * (u & 1); }
+    template <class F> HK_FN u32 code(const lane_codes<F> &w, int u, int c) {
+        if (u < 6)
+            return w.x[u >> 1][c] & (u & 1 ? 0x38383838u : 0x07070707u);
+        return (w.x[u - 6][c] & 0xC0C0C0C0u) | (w.x[2][c] >> (u - 5) & 0x20202020u);
     }
-    HK_FN u32 group(const unit_q3_k &r, int g) { return two_bits(r.q, g) | one_bit(r.h, g) << 2; }
-    HK_FN unit_scale scale(const unit_q3_k &r, u32 i) {
-        float d = half_to_float(r.d);
-        u32 hi = r.hi >> 4 * (i & 1);
-        s32 s0 = (s32)((r.lo & 15) | (hi & 3) << 4) - 32, s1 = (s32)(r.lo >> 4 | (hi >> 2 & 3) << 4) - 32;
-        return {d * s0, 0, d * s1, 0};
+    template <class F> HK_FN void put(lane_codes<F> &w, int u, int c, int i, u32 v) {
+        if (u < 6) {
+            w.x[u >> 1][c] |= v << (8 * i + 3 * (u & 1));
+        } else {
+            w.x[u - 6][c] |= v >> 1 << (8 * i + 6);
+            w.x[2][c] |= (v & 1) << (8 * i + u);
+        }
     }
 };
-
-HK_FN unit_scale scale_q4_k(const u32x4 &s, u32 i) {
-    u32 b = twelve_bits(s.v[1], s.v[2], s.v[3], (int)(i & 7));
-    return one_scale(low_half(s.v[0]) * (b & 63), -high_half(s.v[0]) * (b >> 6));
-}
-
-struct unit_q4_k {
-    HK_UNIT_HEAD(0, true, false, false)
-    static constexpr int Q_BYTES = 128, H_BYTES = 0, S_BYTES = 16, D_BYTES = 0;
-    u32x4 q, s;
-    HK_FN void load(unit_q4_k &r, const hk_matrix &m, u64 i) {
-        r.q = load_weights16(m.q + 16 * i);
-        r.s = load_shared_by_lanes16(m.s + 16 * (i >> 3));
+struct unit_q5_k : unit_head<256, 5, false, 256, 32, 0, true, false> {
+    static constexpr __device__ int shift(int u) { return u < 5 ? 0 : 3; }
+    template <class F> HK_FN u32 code(const lane_codes<F> &w, int u, int c) {
+        if (u < 5)
+            return w.x[u][c] & 0x1F1F1F1Fu;
+        u32 top = w.x[u - 5][c] & 0xE0E0E0E0u;
+        if (u < 7)
+            return top | (w.x[u - 2][c] >> 3 & 0x18181818u);
+        return top | (w.x[3][c] >> 1 & 0x10101010u) | (w.x[4][c] >> 2 & 0x08080808u);
     }
-    HK_FN u32 group(const unit_q4_k &r, int g) { return nibbles(r.q.v[g >> 1], g & 1); }
-    HK_FN unit_scale scale(const unit_q4_k &r, u32 i) { return scale_q4_k(r.s, i); }
-};
-
-struct unit_q5_k {
-    HK_UNIT_HEAD(0, true, false, false)
-    static constexpr int Q_BYTES = 128, H_BYTES = 32, S_BYTES = 16, D_BYTES = 0;
-    u32x4 q, s;
-    u32 h;
-    HK_FN void load(unit_q5_k &r, const hk_matrix &m, u64 i) {
-        r.q = load_weights16(m.q + 16 * i);
-        r.h = load_weights4(m.h + 4 * i);
-        r.s = load_shared_by_lanes16(m.s + 16 * (i >> 3));
-    }
-    HK_FN u32 group(const unit_q5_k &r, int g) { return nibbles(r.q.v[g >> 1], g & 1) | one_bit(r.h, g) << 4; }
-    HK_FN unit_scale scale(const unit_q5_k &r, u32 i) { return scale_q4_k(r.s, i); }
-};
-
-struct unit_q6_k {
-    HK_UNIT_HEAD(32, false, true, false)
-    static constexpr int Q_BYTES = 128, H_BYTES = 64, S_BYTES = 16, D_BYTES = 2;
-    u32x4 q;
-    u32x2 h;
-    u16 s, d;
-    HK_FN void load(unit_q6_k &r, const hk_matrix &m, u64 i) {
-        r.q = load_weights16(m.q + 16 * i);
-        r.h = load_weights8(m.h + 8 * i);
-        r.s = load_weights2(m.s + 2 * i);
-        r.d = load_weights2(m.d + 2 * (i >> 3));
-    }
-    HK_FN u32 group(const unit_q6_k &r, int g) { return nibbles(r.q.v[g >> 1], g & 1) | two_bits(r.h, g) << 4; }
-    HK_FN unit_scale scale(const unit_q6_k &r, u32) {
-        float d = half_to_float(r.d);
-        return {d * (s8)(r.s & 255), 0, d * (s8)(r.s >> 8), 0};
+    template <class F> HK_FN void put(lane_codes<F> &w, int u, int c, int i, u32 v) {
+        if (u < 5) {
+            w.x[u][c] |= v << 8 * i;
+            return;
+        }
+        w.x[u - 5][c] |= v >> 2 << (8 * i + 5);
+        if (u < 7) {
+            w.x[u - 2][c] |= (v & 3) << (8 * i + 6);
+        } else {
+            w.x[3][c] |= (v >> 1 & 1) << (8 * i + 5);
+            w.x[4][c] |= (v & 1) << (8 * i + 5);
+        }
     }
 };
-
-struct unit_iq4_xs {
-    HK_UNIT_HEAD(0, false, false, true)
-    static constexpr int Q_BYTES = 128, H_BYTES = 0, S_BYTES = 8, D_BYTES = 0;
-    u32x4 q;
-    u32x2 s;
-    HK_FN void load(unit_iq4_xs &r, const hk_matrix &m, u64 i) {
-        r.q = load_weights16(m.q + 16 * i);
-        r.s = load_weights8(m.s + 8 * (i >> 3));
+struct unit_q6_k : unit_head<256, 6, false, 288, 16, 32, false, false> {
+    static constexpr __device__ int shift(int u) { return (u & 3) == 3 ? 2 : 0; }
+    template <class F> HK_FN u32 code(const lane_codes<F> &w, int u, int c) {
+        int p = 3 * (u >> 2), k = u & 3;
+        if (k < 3)
+            return w.x[p + k][c] & 0x3F3F3F3Fu;
+        return (w.x[p + 2][c] & 0xC0C0C0C0u) | (w.x[p + 1][c] >> 2 & 0x30303030u) | (w.x[p][c] >> 4 & 0x0C0C0C0Cu);
     }
-    HK_FN u32 group(const unit_iq4_xs &r, int g) { return iq4_codes(r.q, g); }
-    HK_FN unit_scale scale(const unit_iq4_xs &r, u32 i) {
-        int j = (int)(i & 7);
-        s32 s = (s32)((r.s.v[1] >> 4 * j & 15) | (r.s.v[0] >> (16 + 2 * j) & 3) << 4) - 32;
-        return one_scale(low_half(r.s.v[0]) * s, 0);
-    }
-};
-
-/* The four weights of a group as floats. */
-template <class F> HK_FN void group_values(const F &r, const unit_scale &c, int g, float (&w)[4]) {
-    u32 codes = F::group(r, g);
-    float s = g < 4 ? c.s0 : c.s1, m = g < 4 ? c.m0 : c.m1;
+    template <class F> HK_FN void put(lane_codes<F> &w, int u, int c, int i, u32 v) {
+        int p = 3 * (u >> 2), k = u & 3;
+        if (k < 3) {
+            w.x[p + k][c] |= v << 8 * i;
+            return;
+        }
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        s32 v = F::SIGNED ? (s32)(s8)(codes >> 8 * i) : (s32)(codes >> 8 * i & 255) - F::ZERO;
-        w[i] = s * v + m;
+        for (int n = 0; n < 3; n++)
+            w.x[p + n][c] |= (v >> 2 * n & 3) << (8 * i + 6);
+    }
+};
+
+/* (code - ZERO) << shift(u) as exact halves, in the A registers of the half-precision m16n8k16 number `step` (0 or 1)
+ * of unit u: for its columns, lane t gives the weights 8 t + 4 step .. + 3, the first two as its k = 2 t, the others as
+ * its k = 8 + 2 t. */
+template <class F> HK_FN void code_halves(const lane_codes<F> &w, int u, int step, u32 (&a)[4]) {
+    u32 zero = 0x10001u * (0x6400u + (F::SIGNED ? 128u : (u32)F::ZERO << F::shift(u))); /* of 1024 + code */
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        u32 codes = F::code(w, u, 2 * step + r) ^ (F::SIGNED ? 0x80808080u : 0);
+        a[r] = half2_sub(permute(codes, 0x64646464u, 0x4140u), zero);
+        a[2 + r] = half2_sub(permute(codes, 0x64646464u, 0x4342u), zero);
     }
 }
 
-/* Float formats: a unit is 32 values in place. */
+/* Float formats: element i of the rows as they are. */
 struct unit_f32 {
-    const float *p;
-    HK_FN void load(unit_f32 &r, const hk_matrix &m, u64 i) { r.p = (const float *)m.q + 32 * i; }
-    HK_FN unit_scale scale(const unit_f32 &, u32) { return one_scale(1, 0); }
+    HK_FN float value(const hk_matrix &m, s64 i) { return ((const float *)m.at)[i]; }
 };
-HK_FN void group_values(const unit_f32 &r, const unit_scale &, int g, float (&w)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        w[i] = r.p[4 * g + i];
-}
-
 struct unit_f16 {
-    u32x4 q[4];
-    HK_FN void load(unit_f16 &r, const hk_matrix &m, u64 i) {
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            r.q[j] = load_shared_by_lanes16(m.q + 64 * i + 16 * j);
-    }
-    HK_FN unit_scale scale(const unit_f16 &, u32) { return one_scale(1, 0); }
-    HK_FN u32 pair(const unit_f16 &r, int p) { return r.q[p >> 2].v[p & 3]; }
+    HK_FN float value(const hk_matrix &m, s64 i) { return half_to_float(((const u16 *)m.at)[i]); }
 };
-HK_FN void group_values(const unit_f16 &r, const unit_scale &, int g, float (&w)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        w[i] = half_to_float((u16)(unit_f16::pair(r, 2 * g + i / 2) >> 16 * (i & 1)));
-}
+struct unit_bf16 {
+    HK_FN float value(const hk_matrix &m, s64 i) { return bf16_to_float(((const u16 *)m.at)[i]); }
+};
 
-struct unit_bf16 : unit_f16 {
-    HK_FN void load(unit_bf16 &r, const hk_matrix &m, u64 i) { unit_f16::load(r, m, i); }
-    HK_FN unit_scale scale(const unit_bf16 &, u32) { return one_scale(1, 0); }
-};
-HK_FN void group_values(const unit_bf16 &r, const unit_scale &, int g, float (&w)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        w[i] = bf16_to_float((u16)(unit_f16::pair(r, 2 * g + i / 2) >> 16 * (i & 1)));
+/* Where a record of a row tile lies. */
+template <class F> HK_FN const u8 *record_of(const hk_matrix &m, s64 cols, s64 row_tile, s64 record) {
+    s64 records = (cols + F::COLUMNS - 1) / F::COLUMNS;
+    return m.at + (row_tile * records + record) * F::BYTES;
 }
 
 #endif

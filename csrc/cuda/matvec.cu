@@ -1,219 +1,124 @@
-/* Products of weights with 1 to 8 columns, bound by memory: enough bytes must be under way at any moment.
+/* Products of quantised weights with 1 to 8 columns, bound by memory: enough bytes must be under way at any moment.
  *
- * A block is 32 WK x WR threads. The WK warps of a group share the units of a row (one unit of 32 weights per thread
- * and pass), each thread taking the same unit of R rows, so that its part of the activations serves R rows. Every group
- * of the grid has its own contiguous range of tiles of R rows, as equal as can be, and its own barrier.
+ * A step is 16 rows x 256 columns (hk_step.cuh). Every block has a contiguous range of row tiles, as equal in bytes as
+ * can be, and shares the steps of that range out between its warps, again in contiguous pieces. A warp takes its steps
+ * from a queue of its own in shared memory (hk_ring.cuh), whose copies start before the wait for the previous kernel
+ * (programmatic dependent launch): weights depend on nothing, so memory stays busy while kernels change. Warps meet
+ * once, at the end, for the tiles that they share: the one that began a tile adds the others' sums in order, so results
+ * do not depend on timing.
  *
- * Weights are on their way at three distances. A thread's registers hold its next unit of R rows: it is asked for as
- * soon as they are free, before sums are reduced and stored. The tiles behind that are brought into L2 by bulk
- * prefetches, `ahead` bytes per block, which cost no registers. And all of this starts before the wait for the previous
- * kernel (programmatic dependent launch): weights depend on nothing, so memory stays busy while kernels change.
+ * With one column every block normalises and quantises the input for itself, behind these copies: a kernel of its own
+ * for that costs a launch and a round trip through L2. With more columns the input comes quantised from hk_rows, and is
+ * copied to shared memory if there is room for it, else read through L1.
  *
- * With one column every block normalises and quantises the input for itself, behind these loads: a kernel of its own
- * for that costs a launch and a round trip through L2. With more columns that would fill shared memory, and the input
- * comes quantised from hk_rows.
- *
- * Up to four matrices of one format form a group over the same input. With `glu`, each tile holds R / 2 rows of the
- * gate and the same rows of up, and stores act(gate) * up.
+ * Up to four matrices over the same input form a group: of one format, or first those of one and then those of another.
+ * With `glu` a tile is 16 rows of the gate and the same of up, and stores act(gate) * up.
  */
+#include "hk_group.cuh"
 #include "hk_rows.cuh"
-#include "hk_unit.cuh"
 
-#ifndef HK_MATVEC_ROWS
-#define HK_MATVEC_ROWS 4
-#endif
-#ifndef HK_MATVEC_BLOCKS
-#define HK_MATVEC_BLOCKS 1
-#endif
-static constexpr int R = HK_MATVEC_ROWS;
+#define HK_MAX_STEP_WARPS 12
 
-/* Which rows of which parts a tile is. */
-struct tile_place {
-    int part, row;
+/* The input of the only column into shared memory, zero up to whole steps. A thread holds E times eight values in registers,
+ * so that one trip to L2 is enough for K up to 8 E * threads. Norm weights depend on nothing: they are read before the wait.
+ */
+struct only_column {
+    s8 *codes;
+    u8 *meta, *meta2;
 };
-
-HK_FN int tiles_of(const hk_matvec_args &a, int p) {
-    int rows = a.glu ? R / 2 : R;
-    return ((int)a.part[p].rows + rows - 1) / rows;
-}
-HK_FN int tile_count(const hk_matvec_args &a) {
-    int n = 0;
-    for (int p = 0; p < (a.glu ? 1 : a.n_parts); p++)
-        n += tiles_of(a, p);
-    return n;
-}
-HK_FN tile_place place_of(const hk_matvec_args &a, int tile) {
-    int p = 0;
-    if (!a.glu)
-        while (p + 1 < a.n_parts && tile >= tiles_of(a, p))
-            tile -= tiles_of(a, p++);
-    return {p, tile * (a.glu ? R / 2 : R)};
-}
-/* Part and row of row r of a tile, kept inside the matrix: what lies beyond is computed twice and not stored. */
-HK_FN int row_of(const hk_matvec_args &a, const tile_place &t, int r, int &part) {
-    part = a.glu && r >= R / 2 ? t.part + 1 : t.part;
-    int row = t.row + (a.glu ? r % (R / 2) : r), last = (int)a.part[part].rows - 1;
-    return row < last ? row : last;
-}
-
-template <class F> HK_FN void load_units(const hk_matvec_args &a, int tile, int u, F (&raw)[R]) {
-    tile_place t = place_of(a, tile);
+template <int E> HK_FN void load_eights(const float *from, int eights, int base, bool fresh, float (&x)[E][8]) {
 #pragma unroll
-    for (int r = 0; r < R; r++) {
-        int part;
-        u32 row = (u32)row_of(a, t, r, part); /* a matrix has less than 2^31 units */
-        F::load(raw[r], a.part[part].w, row * ((u32)a.cols / 32) + (u32)u);
+    for (int k = 0; k < E; k++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int i = base + k * blockDim.x + threadIdx.x;
+            f32x4 v = {};
+            if (i < eights)
+                v = fresh ? load_fresh4(from + 8 * i + 4 * h) : *(const f32x4 *)(from + 8 * i + 4 * h);
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                x[k][4 * h + j] = v.v[j];
+        }
+}
+template <class F, class G, int E>
+HK_FN void quantise_eights(const float (&x)[E][8], int base, int padded, const only_column &to) {
+#pragma unroll
+    for (int k = 0; k < E; k++) {
+        int i = base + k * blockDim.x + threadIdx.x;
+        if (i - (int)threadIdx.x >= padded)
+            break;
+        float scale;
+        s32 sums[2];
+        u32x2 word = quantise_eight(x[k], scale, sums);
+        if (i >= padded)
+            continue;
+        *(u32x2 *)(to.codes + 8 * i) = word;
+        if ((threadIdx.x & 3) == 0)
+            write_meta<F>(to.meta, i >> 2, scale, sums);
+        if (!is_same<F, G>::value && (threadIdx.x & 3) == 1)
+            write_meta<G>(to.meta2, i >> 2, scale, sums);
     }
 }
-
-/* Asks for the rows of a tile to be brought into L2; thread r of the group takes row r. */
-template <class F> HK_FN void prefetch_tile(const hk_matvec_args &a, int tile) {
-    if ((int)threadIdx.x >= R)
-        return;
-    int part;
-    u32 row = (u32)row_of(a, place_of(a, tile), threadIdx.x, part), eighths = (u32)a.cols / 256;
-    const hk_matrix &w = a.part[part].w;
-    if (eighths == 0)
-        return;
-    u64 first = (u64)row * ((u32)a.cols / 32);
-    prefetch(w.q + first * F::Q_BYTES / 8, eighths * F::Q_BYTES);
-    if (F::H_BYTES)
-        prefetch(w.h + first * F::H_BYTES / 8, eighths * F::H_BYTES);
-    if (F::S_BYTES)
-        prefetch(w.s + first * F::S_BYTES / 8, eighths * F::S_BYTES);
-    if (F::D_BYTES)
-        prefetch(w.d + first * F::D_BYTES / 8, eighths * F::D_BYTES);
-}
-
-#define EIGHTS 2
-
-/* The input of the only column into shared memory: codes [K], then meta [K / 32][8]. A thread holds EIGHTS times eight
- * values in registers, so that one trip to L2 is enough for K up to 8 EIGHTS * threads; a longer row is read twice. */
-HK_FN void load_eights(const hk_matvec_args &a, int base, int n_threads, float (&x)[EIGHTS][8]) {
+/* A norm's factor belongs to all values alike, so it is left to the sums: only the squares are added here. */
+template <class F, class G, int E, bool NORMALISE>
+HK_FN void prepare_input(const hk_matvec_args &a, const only_column &to, float *squares) {
+    int K = (int)a.cols, eights = K / 8, padded = (K + 255) / 256 * 32, weights = NORMALISE && a.norm ? eights : 0;
+    float x[E][8], w[E][8], sum = 0;
+    if (NORMALISE)
+        load_eights<E>(a.norm, weights, 0, false, w);
+    wait_for_previous();
+    for (int base = 0; base < padded; base += E * blockDim.x) {
+        load_eights<E>(a.x, eights, base, true, x);
+        if (NORMALISE) {
+            if (base)
+                load_eights<E>(a.norm, weights, base, false, w);
 #pragma unroll
-    for (int k = 0; k < EIGHTS; k++) {
-        int i = base + k * n_threads;
-        f32x4 lo = {}, hi = {};
-        if (8 * i < (int)a.cols)
-            lo = load_fresh4(a.x + 8 * i), hi = load_fresh4(a.x + 8 * i + 4);
+            for (int k = 0; k < E; k++)
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            x[k][j] = j < 4 ? lo.v[j & 3] : hi.v[j & 3];
-    }
-}
-HK_FN void prepare_input(const hk_matvec_args &a, s8 *codes, u8 *meta, float *reduce) {
-    int thread = threadIdx.y * blockDim.x + threadIdx.x, n_threads = blockDim.x * blockDim.y;
-    int K = (int)a.cols, eights = K / 8, step = EIGHTS * n_threads;
-    float factor = 1, x[EIGHTS][8];
-    if (a.normalise) {
-        float sum = 0;
-        for (int base = 0; base < eights; base += step) {
-            load_eights(a, base + thread, n_threads, x);
-#pragma unroll
-            for (int k = 0; k < EIGHTS; k++)
-#pragma unroll
-                for (int j = 0; j < 8; j++)
+                for (int j = 0; j < 8; j++) {
                     sum += x[k][j] * x[k][j];
+                    x[k][j] *= a.norm ? w[k][j] : 1.0f;
+                }
         }
-        factor = rsqrtf(block_reduce<false>(sum, reduce, thread, n_threads) / (float)K + a.eps);
+        quantise_eights<F, G, E>(x, base, padded, to);
     }
-    for (int base = 0; base < eights; base += step) {
-        if (!a.normalise || step < eights)
-            load_eights(a, base + thread, n_threads, x);
-#pragma unroll
-        for (int k = 0; k < EIGHTS; k++) {
-            int i = base + k * n_threads + thread;
-            if (i - thread >= eights)
-                break;
-            if (a.norm && i < eights) {
-                f32x4 lo = *(const f32x4 *)(a.norm + 8 * i), hi = *(const f32x4 *)(a.norm + 8 * i + 4);
-#pragma unroll
-                for (int j = 0; j < 8; j++)
-                    x[k][j] *= j < 4 ? lo.v[j & 3] : hi.v[j & 3];
-            }
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                x[k][j] *= factor;
-            quantise_eight(x[k], i, K, codes, meta, i < eights);
-        }
+    if (NORMALISE) {
+        sum = warp_sum(sum);
+        if ((threadIdx.x & 31) == 0)
+            squares[threadIdx.x >> 5] = sum;
     }
+}
+/* Behind a barrier. */
+HK_FN float norm_factor(const hk_matvec_args &a, const float *squares) {
+    int lane = threadIdx.x & 31;
+    return rsqrtf(warp_sum(lane < blockDim.x >> 5 ? squares[lane] : 0) / (float)a.cols + a.eps);
+}
+
+/* The quantised input of 8 columns into shared memory; unused ones as zeros. */
+HK_FN void copy_columns(const hk_matvec_args &a, u8 *codes, u8 *meta, int n) {
+    int units = (int)a.cols / 32;
+    for (int i = threadIdx.x; i < 16 * units; i += blockDim.x)
+        copy16_async(codes + 16 * i, a.codes + 16 * i, (i >> 1 & 7) < n);
+    for (int i = threadIdx.x; i < 4 * units; i += blockDim.x)
+        copy16_async(meta + 16 * i, a.meta + 16 * i, true);
+    copies_commit();
+    copies_wait<0>();
     __syncthreads();
 }
 
-/* One unit of one row against the 8 code words of a column. */
-template <class F> HK_FN float unit_dot(const u32 (&w)[8], const unit_scale &c, const u32 (&x)[8], float d, u32 sums) {
-    s32 lo = 0, hi = 0;
-#pragma unroll
-    for (int g = 0; g < 4; g++) {
-        lo = dot4(w[g], x[g], lo);
-        hi = dot4(w[g + 4], x[g + 4], hi);
-    }
-    s32 s0 = (s16)sums, s1 = (s16)(sums >> 16);
-    if (F::TWO_SCALES) {
-        float y = c.s0 * (float)(lo - F::ZERO * s0) + c.s1 * (float)(hi - F::ZERO * s1);
-        if (F::HAS_MIN)
-            y += c.m0 * (float)s0 + c.m1 * (float)s1;
-        return d * y;
-    }
-    float y = c.s0 * (float)(lo + hi - F::ZERO * (s0 + s1));
-    if (F::HAS_MIN)
-        y += c.m0 * (float)(s0 + s1);
-    return d * y;
-}
-
-/* A unit of column j: 8 words of codes, the scale and both sums. */
-struct input_unit {
-    u32 x[8], sums;
-    float d;
+/* What is added to a result, if it was loaded before it was needed. */
+struct addend {
+    bool known;
+    float value;
 };
-HK_FN input_unit load_input(const s8 *codes, const u8 *meta, int K, int u, int j) {
-    u32x4 lo = *(const u32x4 *)(codes + j * K + 16 * u), hi = *(const u32x4 *)(codes + j * K + K / 2 + 16 * u);
-    u32x2 m = *(const u32x2 *)(meta + j * (K / 4) + 8 * u);
-    return {{lo.v[0], lo.v[1], lo.v[2], lo.v[3], hi.v[0], hi.v[1], hi.v[2], hi.v[3]}, m.v[1], __uint_as_float(m.v[0])};
-}
 
-template <class F, int N>
-HK_FN void multiply_units(const F (&raw)[R], int u, int K, int n, const s8 *codes, const u8 *meta, float (&acc)[N][R]) {
-    if constexpr (N == 1) { /* rows one after the other: fewer registers */
-        input_unit x = load_input(codes, meta, K, u, 0);
-#pragma unroll
-        for (int r = 0; r < R; r++) {
-            u32 w[8];
-#pragma unroll
-            for (int g = 0; g < 8; g++)
-                w[g] = F::group(raw[r], g);
-            acc[0][r] += unit_dot<F>(w, F::scale(raw[r], u), x.x, x.d, x.sums);
-        }
-    } else {
-        u32 w[R][8];
-        unit_scale c[R];
-#pragma unroll
-        for (int r = 0; r < R; r++) {
-            c[r] = F::scale(raw[r], u);
-#pragma unroll
-            for (int g = 0; g < 8; g++)
-                w[r][g] = F::group(raw[r], g);
-        }
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            if (j >= n)
-                break;
-            input_unit x = load_input(codes, meta, K, u, j);
-#pragma unroll
-            for (int r = 0; r < R; r++)
-                acc[j][r] += unit_dot<F>(w[r], c[r], x.x, x.d, x.sums);
-        }
-    }
-}
-
-/* value: the sum for row r of the tile and column j. */
-HK_FN void store_result(const hk_matvec_args &a, const tile_place &t, int r, int j, float value, float gate) {
-    const hk_part &p = a.part[t.part];
-    int row = t.row + (a.glu ? r % (R / 2) : r);
+/* row of part: sums for column j; gate: with glu. */
+HK_FN void store_result(const hk_matvec_args &a, int part, int row, int j, float value, float gate, addend early) {
+    const hk_part &p = a.part[part];
     if (row >= (int)p.rows)
         return;
     if (a.glu) {
-        const hk_part &up = a.part[t.part + 1];
+        const hk_part &up = a.part[part + 1];
         if (p.bias)
             gate += p.bias[row];
         if (up.bias)
@@ -223,144 +128,215 @@ HK_FN void store_result(const hk_matvec_args &a, const tile_place &t, int r, int
         if (p.bias)
             value += p.bias[row];
         if (p.add)
-            value += load_fresh(p.add + j * p.add_stride + row);
+            value += early.known ? early.value : load_fresh(p.add + j * p.add_stride + row);
     }
     p.out[j * p.out_stride + row] = value;
 }
 
-/* Sums of V values over the warp, each lane ending with one of them: V - 1 exchanges of halves, then plain sums. Value
- * i is left in lanes whose upper bits are i reversed; returns which one this lane has. */
-template <int V> HK_FN float share_sums(float (&v)[V], int lane, int &which) {
-    which = 0;
-#pragma unroll
-    for (int half = V / 2, bit = 16; half; half >>= 1, bit >>= 1) {
-        bool upper = lane & bit;
-#pragma unroll
-        for (int i = 0; i < half; i++) {
-            float keep = upper ? v[i + half] : v[i], send = upper ? v[i] : v[i + half];
-            v[i] = keep + __shfl_xor_sync(~0u, send, bit);
-        }
-        which |= upper ? half : 0;
-    }
-#pragma unroll
-    for (int bit = 16 / V; bit; bit >>= 1)
-        v[0] += __shfl_xor_sync(~0u, v[0], bit);
-    return v[0];
-}
-
-/* Adds the group's sums and stores them. `sums` is [WK][N][R], one of two that alternate, so that one barrier a tile is
- * enough. */
-template <int N> HK_FN void finish_tile(const hk_matvec_args &a, int tile, int n, float (&acc)[N][R], float *sums) {
-    int warps = blockDim.x >> 5, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        if (j >= n)
-            break;
-        int r;
-        float s = share_sums<R>(acc[j], lane, r);
-        if ((lane & (32 / R - 1)) == 0)
-            sums[(warp * N + j) * R + r] = s;
-#pragma unroll
-        for (int i = 0; i < R; i++)
-            acc[j][i] = 0;
-    }
-    if (warps > 1)
-        barrier(1 + threadIdx.y, blockDim.x);
-    else
-        __syncwarp();
-    int rows = a.glu ? R / 2 : R;
-    int j = threadIdx.x / R, r = threadIdx.x % R;
-    if (j >= n || r >= rows)
-        return;
-    float value = 0, gate = 0;
-    for (int k = 0; k < warps; k++) {
-        const float *s = sums + (k * N + j) * R;
-        if (a.glu)
-            gate += s[r];
-        value += s[a.glu ? r + R / 2 : r];
-    }
-    store_result(a, place_of(a, tile), r, j, value, gate);
-}
-
-/* A group's way through its units: pass by pass through a tile, tile by tile. */
-struct place_in_range {
-    int tile, pass;
+/* Sums of a tile, or of a warp's part of it. One column: lane 4 g + t has row g + 8 (t % 2), the same twice; else the four
+ * of multiply_few. gate: with glu. */
+template <int N> struct tile_sums {
+    static constexpr int V = N == 1 ? 1 : 4;
+    float y[V], gate[V];
 };
-HK_FN place_in_range behind(const place_in_range &p, int passes) {
-    return p.pass + 1 < passes ? place_in_range{p.tile, p.pass + 1} : place_in_range{p.tile + 1, 0};
-}
-template <class F> HK_FN void load_place(const hk_matvec_args &a, const place_in_range &p, int end, F (&raw)[R]) {
-    int u = threadIdx.x + p.pass * blockDim.x;
-    if (p.tile < end && u < (int)a.cols / 32)
-        load_units<F>(a, p.tile, u, raw);
+template <int N>
+HK_FN void store_tile(const hk_matvec_args &a, const step_place &p, int n, const tile_sums<N> &s, addend early) {
+    int lane = threadIdx.x & 31, row = 16 * p.tile + (lane >> 2), t = lane & 3;
+    if constexpr (N == 1) {
+        if (t < 2)
+            store_result(a, p.part, row + 8 * t, 0, s.y[0], s.gate[0], early);
+    } else {
+#pragma unroll
+        for (int v = 0; v < 4; v++)
+            if (2 * t + (v & 1) < n)
+                store_result(a, p.part, row + 8 * (v >> 1), 2 * t + (v & 1), s.y[v], s.gate[v], early);
+    }
 }
 
-/* What a group does with its tiles. Two sets of registers take turns: while one is multiplied, the other is on its way.
- */
-template <class F, int N> struct worker {
+/* What warps leave for the one that began a tile. done: 0 the tile goes on behind it, 1 it ends there, 2 nothing. */
+template <int N> struct shared_sums {
+    float v[HK_MAX_STEP_WARPS][2][tile_sums<N>::V][32];
+    int done[HK_MAX_STEP_WARPS];
+};
+template <int N> HK_FN void add_shared(const shared_sums<N> &left, int warp, int warps, tile_sums<N> &s) {
+    int lane = threadIdx.x & 31, done = lane > warp && lane < warps ? left.done[lane] : 2;
+    u32 ends = __ballot_sync(~0u, done == 1), takes = __ballot_sync(~0u, done != 2);
+    takes &= ends ^ (ends - 1); /* up to the first that ends */
+#pragma unroll
+    for (int k = 1; k < HK_MAX_STEP_WARPS; k++)
+        if (takes >> k & 1)
+#pragma unroll
+            for (int v = 0; v < tile_sums<N>::V; v++) {
+                s.y[v] += left.v[k][0][v][lane];
+                s.gate[v] += left.v[k][1][v][lane];
+            }
+}
+
+/* A warp at its steps. */
+template <class F, class G, int N> struct step_worker {
+    static constexpr int A = N == 1 ? 2 : 4, V = tile_sums<N>::V;
     const hk_matvec_args &a;
-    const s8 *codes;
-    const u8 *meta;
-    float *sums; /* two halves that alternate */
-    int half, parity, n, end, passes;
-    float acc[N][R];
+    weight_ring &ring;
+    weight_runs<F, G> &runs;
+    only_column x;
+    const float *squares;
+    float factor; /* 0: not worked out yet */
 
-    __device__ __forceinline__ void take(F (&raw)[R], const place_in_range &p, const place_in_range &next) {
-        int u = threadIdx.x + p.pass * blockDim.x;
-        if (u < (int)a.cols / 32)
-            multiply_units<F, N>(raw, u, (int)a.cols, n, codes, meta, acc);
-        load_place(a, next, end, raw);
-        if (p.pass + 1 < passes)
-            return;
-        finish_tile<N>(a, p.tile, n, acc, sums + parity);
-        parity = half - parity;
+    /* `count` steps of a row of tiles, from step `first` on. */
+    template <class H> __device__ __forceinline__ void take(int first, int count, const u8 *meta, float (&y)[A]) {
+        int units = (int)a.cols / 32 - 8 * first;
+        const s8 *codes = x.codes + (N == 1 ? 256 : 2048) * first;
+        meta += (N == 1 ? 8 * step_of<H>::META : 512) * first;
+        for (; count; count--) {
+            const u8 *w = ring.take();
+            if constexpr (N == 1)
+                multiply_one<H>(w, (units + H::UNITS - 1) / H::UNITS, codes, meta, ring.lane, y);
+            else
+                multiply_few<H>(w, units, codes, meta, ring.lane, y);
+            ring.release();
+            runs.ask(ring);
+            units -= 8;
+            codes += N == 1 ? 256 : 2048;
+            meta += N == 1 ? 8 * step_of<H>::META : 512;
+        }
+    }
+    /* `count` steps of the tile at p. */
+    __device__ __forceinline__ void take_tile(const step_place &p, int count, tile_sums<N> &s) {
+        int steps = runs.group.steps, at = p.at;
+        while (count) {
+            bool second = at >= steps; /* of gate and up */
+            int first = second ? at - steps : at, n = min(count, steps - first);
+            float y[A] = {};
+            if (runs.group.is_first(p))
+                take<F>(first, n, x.meta, y);
+            else if constexpr (!is_same<F, G>::value)
+                take<G>(first, n, x.meta2, y);
+            float sum[V];
+            if constexpr (N == 1) {
+                if (factor == 0)
+                    factor = norm_factor(a, squares);
+                bool upper = ring.lane & 1;
+                sum[0] = (upper ? y[1] : y[0]) + __shfl_xor_sync(~0u, upper ? y[0] : y[1], 1);
+                sum[0] = factor * (sum[0] + __shfl_xor_sync(~0u, sum[0], 2));
+            } else {
+#pragma unroll
+                for (int v = 0; v < V; v++)
+                    sum[v] = y[v];
+            }
+#pragma unroll
+            for (int v = 0; v < V; v++)
+                (a.glu && !second ? s.gate[v] : s.y[v]) = sum[v];
+            at += n;
+            count -= n;
+        }
     }
 };
 
-template <class F, int N> HK_FN void matvec(const hk_matvec_args &a) {
-    extern __shared__ __align__(16) u8 shared[];
-    int tiles = tile_count(a), K = (int)a.cols, warps = blockDim.x >> 5;
-    int groups = gridDim.x * blockDim.y, group = blockIdx.x * blockDim.y + threadIdx.y;
-    int end = (int)((s64)(group + 1) * tiles / groups), passes = (K / 32 + blockDim.x - 1) / blockDim.x;
-    place_in_range p = {(int)((s64)group * tiles / groups), 0}, q = behind(p, passes);
+template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
+    extern __shared__ __align__(128) u8 shared[];
+    constexpr int SLOT = step_of<F>::BYTES > step_of<G>::BYTES ? step_of<F>::BYTES : step_of<G>::BYTES;
+    constexpr int V = tile_sums<N>::V;
     allow_next();
-    F first[R], second[R];
-    load_place(a, p, end, first);
-    load_place(a, q, end, second);
-    int row_bytes = K / 32 * (F::Q_BYTES + F::H_BYTES + F::S_BYTES + F::D_BYTES) / 8;
-    int ahead = a.ahead / (row_bytes * R * (int)blockDim.y);
-    for (int t = p.tile + 1; t < min(end, p.tile + 1 + ahead); t++)
-        prefetch_tile<F>(a, t);
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
+    shared_sums<N> *left = (shared_sums<N> *)(shared + warps * a.slots * SLOT);
+    u64 *barriers = (u64 *)(left + 1);
+    float *squares = (float *)(barriers + (warps * a.slots + 1) / 2 * 2);
+    weight_ring ring = {shared + warp * a.slots * SLOT, barriers + warp * a.slots, SLOT, a.slots};
+    ring.lane = lane;
+    ring.start();
+    group_of_parts<F, G> group(a);
+    int steps, asked = 0;
+    step_place p = group.range(warp, warps, steps);
+    weight_runs<F, G> runs = {group, p, steps};
+    while (asked < a.slots && runs.ask(ring))
+        asked++;
+    runs.prefetch_ahead(a.ahead);
     int n = min(N, a.step.counts[a.rows_are_outputs]); /* written before the first kernel of a step */
-    wait_for_previous();
-    if (n == 0)
+    only_column x = {};
+    if (n == 0) {
+        wait_for_previous();
+        for (; asked; asked--) { /* copies that are still under way would write into the next block's memory */
+            ring.take();
+            ring.release();
+        }
         return;
-    float *sums = (float *)shared;
-    int half = blockDim.y * warps * R * N;
-    const s8 *codes = a.codes;
-    const u8 *meta = a.meta;
-    if (N == 1) {
-        s8 *to = (s8 *)(sums + 2 * half + HK_MAX_WARPS);
-        prepare_input(a, to, (u8 *)to + K, sums + 2 * half);
-        codes = to, meta = (u8 *)to + K;
     }
-    worker<F, N> w = {a, codes, meta, sums + threadIdx.y * warps * R * N, half, 0, n, end, passes, {}};
-    while (p.tile < end) {
-        place_in_range r = behind(q, passes), s = behind(r, passes);
-        w.take(first, p, r);
-        if (q.tile >= end)
+    x.codes = (s8 *)(squares + 32);
+    if constexpr (N == 1) {
+        int padded = group.steps * 256;
+        x.meta = (u8 *)x.codes + padded;
+        x.meta2 = x.meta + padded / 32 * step_of<F>::META;
+        if (a.normalise)
+            prepare_input<F, G, 4, true>(a, x, squares);
+        else
+            prepare_input<F, G, 6, false>(a, x, squares);
+        __syncthreads();
+    } else {
+        wait_for_previous();
+        x.meta = (u8 *)x.codes + 8 * a.cols;
+        if (a.staged) {
+            copy_columns(a, (u8 *)x.codes, x.meta, n);
+        } else {
+            forget_l1();
+            x = {(s8 *)a.codes, (u8 *)a.meta, (u8 *)0};
+        }
+    }
+    addend early = {};
+    step_worker<F, G, N> worker = {a, ring, runs, x, squares, a.normalise ? 0.0f : 1.0f};
+    tile_sums<N> s;
+    bool open = false;
+    int done = 2;
+    while (steps) {
+        int count = min(group.per_tile - p.at, steps);
+        bool ends = p.at + count == group.per_tile;
+        s = {};
+        if (N == 1 && !a.glu && p.at == 0 && !ends) { /* needed only when others are done with it: asked for now */
+            int row = 16 * p.tile + (lane >> 2) + 8 * (lane & 1);
+            const hk_part &part = a.part[p.part];
+            early.known = part.add && row < (int)part.rows;
+            if (early.known)
+                early.value = load_fresh(part.add + row);
+        }
+        worker.take_tile(p, count, s);
+        steps -= count;
+        if (p.at) { /* begun by another warp */
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                left->v[warp][0][v][lane] = s.y[v];
+                left->v[warp][1][v][lane] = s.gate[v];
+            }
+            done = ends;
+        } else if (ends) {
+            store_tile<N>(a, p, n, s, {});
+        } else {
+            open = true;
             break;
-        w.take(second, q, s);
-        p = r, q = s;
+        }
+        p = group.behind(p, count);
+    }
+    if (lane == 0)
+        left->done[warp] = done;
+    __syncthreads();
+    if (open) {
+        add_shared<N>(*left, warp, warps, s);
+        store_tile<N>(a, p, n, s, early);
     }
 }
 
+#ifndef HK_MATVEC_THREADS
+#define HK_MATVEC_THREADS 256
+#endif
+#define HK_MATVEC_FEW_THREADS 256
 #define HK_MATVEC(lower)                                                                                               \
-    HK_KERNEL __launch_bounds__(512, HK_MATVEC_BLOCKS) hk_matvec_##lower(const __grid_constant__ hk_matvec_args a) {   \
-        matvec<unit_##lower, 1>(a);                                                                                    \
+    HK_KERNEL __launch_bounds__(HK_MATVEC_THREADS, 2) hk_matvec_##lower(const __grid_constant__ hk_matvec_args a) {                  \
+        matvec<unit_##lower, unit_##lower, 1>(a);                                                                      \
     }                                                                                                                  \
-    HK_KERNEL __launch_bounds__(256, 1) hk_matvec8_##lower(const __grid_constant__ hk_matvec_args a) {                 \
-        matvec<unit_##lower, 8>(a);                                                                                    \
+    HK_KERNEL __launch_bounds__(HK_MATVEC_FEW_THREADS, 2) hk_matvec8_##lower(const __grid_constant__ hk_matvec_args a) {                 \
+        matvec<unit_##lower, unit_##lower, 8>(a);                                                                      \
+    }
+#define HK_MATVEC_MIXED(one, other)                                                                                    \
+    HK_KERNEL __launch_bounds__(HK_MATVEC_THREADS, 2) hk_matvec_##one##_##other(const __grid_constant__ hk_matvec_args a) {          \
+        matvec<unit_##one, unit_##other, 1>(a);                                                                        \
     }
 #define HK_MATVEC_F32(lower)
 #define HK_MATVEC_Q8_32(lower)  HK_MATVEC(lower)
@@ -371,4 +347,12 @@ HK_APPLY(HK_ONLY)
 #else
 #define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act) HK_MATVEC_##act(lower)
 #include "../formats/hk_types.def"
+/* What files mix among q, k and v. */
+HK_MATVEC_MIXED(q4_k, q6_k)
+HK_MATVEC_MIXED(q5_k, q6_k)
+HK_MATVEC_MIXED(q4_k, q5_k)
+HK_MATVEC_MIXED(q3_k, q4_k)
+HK_MATVEC_MIXED(q3_k, q5_k)
+HK_MATVEC_MIXED(q2_k, q3_k)
+HK_MATVEC_MIXED(q2_k, q4_k)
 #endif

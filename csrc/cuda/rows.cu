@@ -2,7 +2,7 @@
  */
 #include "hk_cache.cuh"
 #include "hk_rows.cuh"
-#include "hk_unit.cuh"
+#include "hk_scales.cuh"
 
 /* --- rows --- */
 
@@ -92,7 +92,7 @@ HK_KERNEL hk_rows(const __grid_constant__ hk_rows_args a) {
             }
         }
         if (a.codes)
-            quantise_quad(v, i, a.width, a.codes + t * a.width, a.meta + t * (a.width / 4), in);
+            quantise_quad(v, i, a.width, t, a.codes, a.meta, in);
     }
 }
 
@@ -112,30 +112,63 @@ HK_KERNEL hk_elements(const __grid_constant__ hk_rows_args a) {
 
 /* --- embedding and angles --- */
 
-template <class F> HK_FN void embed(const hk_embed_args &a) {
+/* Calls f(first column, four weights) for a row's columns, shared out between the block's threads. */
+template <class F, class TAKE> HK_FN void each_quad(const hk_embed_args &a, s64 row, TAKE f) {
+    int r = (int)(row & 15), units = (int)a.cols / 32;
+    for (int i = threadIdx.x; i < 4 * units; i += blockDim.x) {
+        int unit = i >> 2, t = i & 3, u = unit % F::UNITS;
+        const u8 *record = record_of<F>(a.table, a.cols, row >> 4, unit / F::UNITS);
+        lane_codes<F> w;
+        load_codes(w, record, 4 * (r & 7) + t);
+        float s, m, v[4];
+        scale_of<F>(record, r, u, t >> 1, s, m);
+#pragma unroll
+        for (int k = 0; k < F::UNITS; k++) /* words stay in registers only where their numbers are constants */
+            if (k == u)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    u32 codes = r < 8 ? F::code(w, k, 2 * half) : F::code(w, k, 2 * half + 1);
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        u32 c = codes >> 8 * j & 255;
+                        s32 n = F::SIGNED ? (s32)(s8)c : (s32)(c >> F::shift(k));
+                        v[j] = s * (float)(n - F::ZERO) + m;
+                    }
+                    f(32 * unit + 8 * t + 4 * half, v);
+                }
+    }
+}
+template <class W, class TAKE> HK_FN void each_float_quad(const hk_embed_args &a, s64 row, TAKE f) {
+    for (int i = 4 * threadIdx.x; i < (int)a.cols; i += 4 * blockDim.x) {
+        float v[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            v[j] = W::value(a.table, row * a.cols + i + j);
+        f(i, v);
+    }
+}
+template <class TAKE> HK_FN void embed(const hk_embed_args &a, TAKE each) {
     allow_next();
     wait_for_previous();
     int t = blockIdx.x;
     if (t >= a.step.counts[0])
         return;
-    s64 token = a.step.tokens[t], units = a.cols / 32;
+    s64 token = a.step.tokens[t];
     if (token < 0 || token >= a.rows)
         return;
-    for (s64 u = threadIdx.x; u < units; u += blockDim.x) {
-        F raw;
-        F::load(raw, a.table, (u64)(token * units + u));
-        unit_scale c = F::scale(raw, (u32)u);
-#pragma unroll
-        for (int g = 0; g < 8; g++) {
-            float w[4];
-            group_values(raw, c, g, w);
-            f32x4 v = {{w[0] * a.scale, w[1] * a.scale, w[2] * a.scale, w[3] * a.scale}};
-            *(f32x4 *)(a.out + t * a.out_stride + 32 * u + 4 * g) = v;
-        }
-    }
+    float *out = a.out + t * a.out_stride, scale = a.scale;
+    each(token, [=](int i, const float (&w)[4]) {
+        *(f32x4 *)(out + i) = {{w[0] * scale, w[1] * scale, w[2] * scale, w[3] * scale}};
+    });
 }
-#define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act)                                                       \
-    HK_KERNEL hk_embed_##lower(const __grid_constant__ hk_embed_args a) { embed<unit_##lower>(a); }
+#define HK_EMBED(lower, each)                                                                                          \
+    HK_KERNEL hk_embed_##lower(const __grid_constant__ hk_embed_args a) {                                              \
+        embed(a, [&](s64 row, auto take) { each<unit_##lower>(a, row, take); });                                       \
+    }
+#define HK_EMBED_F32(lower)                                      HK_EMBED(lower, each_float_quad)
+#define HK_EMBED_Q8_32(lower)                                    HK_EMBED(lower, each_quad)
+#define HK_EMBED_Q8_256(lower)                                   HK_EMBED(lower, each_quad)
+#define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act) HK_EMBED_##act(lower)
 #include "../formats/hk_types.def"
 #undef HK_TYPE
 

@@ -10,7 +10,7 @@ from cuda_device import Gpu
 from random_weights import random_matrix
 
 from hybridkern.kernels.cuda import launches
-from hybridkern.kernels.cuda.layout import LAYOUTS, device_bytes, plane_addresses
+from hybridkern.kernels.cuda.layout import LAYOUTS, device_bytes
 
 FORMATS = list(LAYOUTS)
 QUANTISED = [f for f in FORMATS if not LAYOUTS[f].is_float]
@@ -19,10 +19,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Matrix:
-    """planes: where they lie on the device; weights: float64 [rows][cols]."""
+    """at: where it lies on the device; weights: float64 [rows][cols]."""
 
     type: str
-    planes: tuple[int, ...]
+    at: int
     weights: Floats
 
     @property
@@ -32,7 +32,7 @@ class Matrix:
     def part(self, out: int, out_stride: int, bias: int = 0, add: int = 0, add_stride: int = 0) -> dict[str, object]:
         """As a product of a group."""
         return {
-            "w": launches.matrix(self.planes),
+            "w": launches.matrix(self.at),
             "out": out,
             "bias": bias,
             "add": add,
@@ -46,13 +46,12 @@ def upload(gpu: Gpu, type_name: str, rows: int, cols: int, seed: int = 0) -> Mat
     """A random matrix, converted on the device."""
     rng = np.random.default_rng([seed, rows, cols, *type_name.encode()])
     raw, weights = random_matrix(rng, type_name, rows, cols, 1 / np.sqrt(cols))
-    base = gpu.empty(device_bytes(type_name, rows, cols))
-    planes = plane_addresses(base, type_name, rows, cols)
+    at = gpu.empty(device_bytes(type_name, rows, cols))
     if LAYOUTS[type_name].is_float:
-        gpu.cuda.memcpy_htod(planes[0], np.ascontiguousarray(raw))
+        gpu.cuda.memcpy_htod(at, np.ascontiguousarray(raw))
     else:
-        gpu.run(launches.convert(type_name, gpu.put(raw), planes, rows, cols))
-    return Matrix(type_name, planes, weights)
+        gpu.run(launches.convert(type_name, gpu.put(raw), at, rows, cols))
+    return Matrix(type_name, at, weights)
 
 
 def quantised(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:

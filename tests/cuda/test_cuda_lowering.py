@@ -36,7 +36,7 @@ class FakeMemory:
 class FakeDevice:
     """Does nothing."""
 
-    processors, kernels, early, capability = 132, None, True, (9, 0)
+    processors, block_memory, kernels, early, capability = 132, 227 << 10, None, True, (9, 0)
 
     def __init__(self) -> None:
         self.stream = self

@@ -21,7 +21,8 @@ def shapes(type_name: str) -> list[tuple[int, int]]:
 
 
 def quantise(gpu: Gpu, step: dict[str, int], x: int, n: int, cols: int) -> tuple[int, int]:
-    codes, meta = gpu.empty(n * cols), gpu.empty(n * cols // 4)
+    rows = -(-n // 8) * 8
+    codes, meta = gpu.empty(rows * cols), gpu.empty(rows * cols // 4)
     gpu.run(launches.rows(step, n, cols, x=x, x_stride=cols, codes=codes, meta=meta))
     return codes, meta
 
@@ -98,7 +99,7 @@ def test_group_with_norm_bias_and_add(gpu: Gpu, n: int) -> None:
     if n == 1:
         gpu.run(launches.matvec("Q4_K", step, parts, cols, x=at, norm=norm_at, normalise=True, eps=1e-5))
     else:
-        codes, meta = gpu.empty(n * cols), gpu.empty(n * cols // 4)
+        codes, meta = gpu.empty(8 * cols), gpu.empty(8 * cols // 4)
         gpu.run(
             launches.rows(
                 step, n, cols, x=at, x_stride=cols, norm=norm_at, normalise=1, eps=1e-5, codes=codes, meta=meta
@@ -107,6 +108,39 @@ def test_group_with_norm_bias_and_add(gpu: Gpu, n: int) -> None:
         )
     for out, rows, want in zip(outs, sizes, wants, strict=True):
         assert error(gpu.get(out, (n, rows + 3))[:, :rows], want) <= 1e-3  # a code may round the other way
+
+
+@pytest.mark.parametrize("pair", launches.MIXED)
+def test_group_of_two_formats(gpu: Gpu, pair: tuple[str, str]) -> None:
+    """q and k of one format, v of another, in one launch; blocks whose share begins anywhere."""
+    cols = 1280
+    x = np.random.default_rng(3).standard_normal((1, cols)).astype(np.float32)
+    step, at = gpu.step(1), gpu.put(x)
+    made = [
+        upload(gpu, t, rows, cols, i) for i, (t, rows) in enumerate(zip((pair[0], *pair), (130, 33, 65), strict=True))
+    ]
+    outs = [gpu.empty(w.rows * 4) for w in made]
+    parts = [w.part(out, w.rows) for w, out in zip(made, outs, strict=True)]
+    for processors in (1, 3, 7, 132):
+        gpu.run(launches.matvec(pair[0], step, parts, cols, other=(pair[1], 1), x=at, processors=processors))
+        for w, out in zip(made, outs, strict=True):
+            assert error(gpu.get(out, (1, w.rows)), as_seen(x) @ w.weights.T) <= EXACT
+            gpu.cuda.memset_d8(out, 0xFF, 4 * w.rows)
+
+
+@pytest.mark.parametrize("warps", [1, 3, 5, 8])
+def test_any_number_of_warps_gives_the_same_bits_again(gpu: Gpu, warps: int) -> None:
+    rows, cols = 203, 2304
+    w = upload(gpu, "Q5_K", rows, cols)
+    x = np.random.default_rng(4).standard_normal((1, cols)).astype(np.float32)
+    step, at, out = gpu.step(1), gpu.put(x), gpu.empty(rows * 4)
+    one = launches.matvec("Q5_K", step, [w.part(out, rows)], cols, x=at, processors=5, warps=warps)
+    seen = []
+    for _ in range(3):
+        gpu.run(one)
+        seen.append(gpu.get(out, (1, rows)))
+    assert error(seen[0], as_seen(x) @ w.weights.T) <= EXACT
+    assert all(np.array_equal(seen[0], y) for y in seen)
 
 
 @pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
@@ -149,8 +183,9 @@ def test_quantisation_is_exact(gpu: Gpu, n: int) -> None:
     x = np.random.default_rng(n).standard_normal((n, cols)).astype(np.float32)
     x[0, :32] = 0
     codes, meta = quantise(gpu, gpu.step(n), gpu.put(x), n, cols)
-    planes = gpu.get(codes, (n, 2, cols // 32, 16), np.int8).transpose(0, 2, 1, 3).reshape(n, -1, 32)
-    raw = gpu.get(meta, (n, cols // 32, 8), np.uint8)
+    shape = -(-n // 8), cols // 32, 8
+    planes = gpu.get(codes, (*shape, 32), np.int8).transpose(0, 2, 1, 3).reshape(-1, cols // 32, 32)[:n]
+    raw = gpu.get(meta, (*shape, 8), np.uint8).transpose(0, 2, 1, 3).reshape(-1, cols // 32, 8)[:n]
     want, scales = quantised(x)
     assert np.array_equal(planes, want)
     assert np.array_equal(raw[..., :4].copy().view(np.float32)[..., 0], scales)

@@ -16,7 +16,7 @@ def test_embed(gpu: Gpu, type_name: str) -> None:
     w = upload(gpu, type_name, rows, cols)
     tokens = np.random.default_rng(0).integers(0, rows, n)
     out = gpu.empty(n * (cols + 4) * 4)
-    gpu.run(launches.embed(type_name, gpu.step(n, tokens=tokens), n, w.planes, rows, cols, out, cols + 4, 2.0))
+    gpu.run(launches.embed(type_name, gpu.step(n, tokens=tokens), n, w.at, rows, cols, out, cols + 4, 2.0))
     assert error(gpu.get(out, (n, cols + 4))[:, :cols], 2 * w.weights[tokens]) <= 1e-6
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from hybridkern.errors import KernelError
 from hybridkern.kernels.interface import Buffer, Op
@@ -16,16 +17,31 @@ from .placement import DeviceCache, Placement
 _LAYOUTS = {"norm": 0, "neox": 1}
 
 
+class DeviceLimits(Protocol):
+    """What launches must know of a device: multiprocessors, the shared memory that a block may have, and its age."""
+
+    processors: int
+    block_memory: int
+    capability: tuple[int, int]
+
+
 class LaunchBuilder:
     """Launches over the memory of a placement. step: the slot's struct."""
 
     def __init__(
-        self, placement: Placement, cache: DeviceCache, step: Struct, n: int, m: int, processors: int, max_tokens: int,
-        capability: tuple[int, int] = (9, 0),
-    ) -> None:  # fmt: skip
+        self,
+        placement: Placement,
+        cache: DeviceCache,
+        step: Struct,
+        n: int,
+        m: int,
+        device: DeviceLimits,
+        max_tokens: int,
+    ) -> None:
         self._place, self._cache, self._step = placement, cache, step
-        self._n, self._m, self._processors, self._max_tokens = n, m, processors, max_tokens
-        self._capability = capability
+        self._n, self._m, self._max_tokens = n, m, max_tokens
+        self._processors, self._block_memory = device.processors, device.block_memory
+        self._capability = device.capability
         self._streams: list[Struct] = []  # heads that the attention behind prepares
         self.made: list[Launch] = []
 
@@ -43,8 +59,8 @@ class LaunchBuilder:
         if out.width != w.cols:
             raise KernelError(f"{w.name} has rows of {w.cols} values, the buffer holds {out.width}")
         at, stride = self._place.buffer(out)
-        planes, scale = self._place.planes(w), f.op.params["scale"]
-        self.made.append(launches.embed(w.type, self._step, self._n, planes, w.rows, w.cols, at, stride, scale))
+        table, scale = self._place.address(w), f.op.params["scale"]
+        self.made.append(launches.embed(w.type, self._step, self._n, table, w.rows, w.cols, at, stride, scale))
 
     def _add_angles(self, f: Fused) -> None:
         a = f.op.out
@@ -63,7 +79,7 @@ class LaunchBuilder:
         at, stride = self._place.buffer(out or p.out)
         add_at, add_stride = self._place.buffer(add) if add is not None else (0, 0)
         return {
-            "w": launches.matrix(self._place.planes(w)),
+            "w": launches.matrix(self._place.address(w)),
             "out": at,
             "bias": self._place.vector(bias, w.rows),
             "add": add_at,
@@ -84,17 +100,19 @@ class LaunchBuilder:
             for p in parts:
                 one = launches.matmul(
                     w.type, self._step, p, w.cols, self._n, half=half, x32=at, outputs=outputs,
-                    x_stride=w.cols if form == "half" else stride,
+                    x_stride=w.cols if form == "half" else stride, processors=self._processors,
                 )  # fmt: skip
                 self.made.append(one)
             return
         norm = f.norm
         source = norm.args[0] if norm is not None else x
+        others = [p.args[1].type for p in f.products if p.args[1].type != w.type]
         one = launches.matvec(
             w.type,
             self._step,
             parts,
             w.cols,
+            other=(others[0], len(others)) if others else None,
             x=self._place.buffer(source)[0],
             norm=self._place.vector(norm.args[1], w.cols) if norm is not None else 0,
             normalise=norm is not None,
@@ -103,6 +121,7 @@ class LaunchBuilder:
             glu=f.glu.params["act"] if f.glu is not None else None,
             outputs=outputs,
             processors=self._processors,
+            limit=self._block_memory,
         )
         self.made.append(one)
 

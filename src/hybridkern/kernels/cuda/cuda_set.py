@@ -117,10 +117,7 @@ class CudaTape:
         size = next(c for c in self._classes if c >= n)
         if size not in self._launches:
             m = min(size, self._place.max_outputs)
-            b = LaunchBuilder(
-                self._place, self._cache, self._step, size, m, self._device.processors, self._max_tokens,
-                capability=self._device.capability,
-            )  # fmt: skip
+            b = LaunchBuilder(self._place, self._cache, self._step, size, m, self._device, self._max_tokens)
             b.build(Fusion(self._ops, size, [self._logits]).launches())
             b.add_argmax(self._logits, self._best, self._value)
             self._launches[size] = b.made

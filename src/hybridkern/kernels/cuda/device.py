@@ -16,7 +16,7 @@ from hybridkern.errors import KernelError
 from .driver import BUILT, Kernels, Stream, attribute
 
 T = TypeVar("T")
-_PROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # attribute numbers of the driver
+_PROCESSORS, _MAJOR, _MINOR, _BLOCK_MEMORY = 16, 75, 76, 97  # attribute numbers of the driver
 _devices: dict[int, Device] = {}
 _lock = threading.Lock()
 
@@ -104,7 +104,7 @@ class Device:
         self.name = device.name()
         self._context = device.retain_primary_context()
         self._context.push()
-        self.processors = attribute(_PROCESSORS)
+        self.processors, self.block_memory = attribute(_PROCESSORS), attribute(_BLOCK_MEMORY)
         self.capability = attribute(_MAJOR), attribute(_MINOR)
         try:
             self.kernels = Kernels({f.stem: f.read_bytes() for f in files})

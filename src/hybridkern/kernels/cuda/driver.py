@@ -125,17 +125,18 @@ class Kernels:
 
     def __init__(self, images: Mapping[str, bytes]) -> None:
         self._modules = {name: Module(image) for name, image in images.items()}
-        self._functions: dict[tuple[str, int], int] = {}
+        self._functions: dict[str, tuple[int, int]] = {}
 
     def function(self, name: str, shared: int) -> int:
         """The handle of a kernel."""
-        key = (name, shared if shared > 48 * 1024 else 0)
-        if key not in self._functions:
+        handle, most = self._functions.get(name, (0, 0))
+        if not handle or shared > max(most, 48 * 1024):  # the limit of a kernel must not shrink again
             home = home_of(name)
             if home not in self._modules:
                 raise KernelError(f"this build has no image {home!r}, which holds the CUDA kernel {name}")
-            self._functions[key] = self._modules[home].function(name, shared)
-        return self._functions[key]
+            handle = self._modules[home].function(name, shared)
+            self._functions[name] = handle, shared
+        return handle
 
     def unload(self) -> None:
         """Free them all."""

@@ -1,7 +1,7 @@
 """Groups recorded operations into what one launch does, for steps of at most n tokens.
 
-- Consecutive products of one format with one input are a group (few columns only: many fill the chip one by one), and
-  gate, up and their gated product are one launch.
+- Consecutive products of one format, or with one column of two, with one input are a group (few columns only: many fill
+  the chip one by one), and gate, up and their gated product are one launch.
 - Head norm, rotation and the store of keys and values are one launch over heads.
 - With one column, a norm whose result only products read is left to these products, which normalise for themselves.
 - An operation by row hands its result on in every form that a later product wants: f32, int8 codes, halves.
@@ -17,7 +17,7 @@ from hybridkern.errors import KernelError
 from hybridkern.kernels.interface import Angles, Buffer, KVSpec, Op, Vector
 
 from .arguments import MAX_PARTS, MAX_STREAMS
-from .launches import FEW
+from .launches import FEW, MIXED
 from .layout import LAYOUTS
 
 Form = Literal["f32", "codes", "half"]
@@ -180,6 +180,8 @@ class Fusion:
             if t not in groups or many or len(groups[t][-1].products) == MAX_PARTS:
                 groups.setdefault(t, []).append(Fused("matmul", p, norm=norm))
             groups[t][-1].products.append(p)
+        if self._n == 1:
+            _join_formats(groups)
         return [f for fs in groups.values() for f in fs], len(run)
 
     def _glu_behind(self, i: int, run: list[Op]) -> Op | None:
@@ -226,6 +228,17 @@ class Fusion:
             if any(same(b, w) for w in _writes(op)):
                 return False
         return False
+
+
+def _join_formats(groups: dict[str, list[Fused]]) -> None:
+    """Makes one launch of two formats where there is a kernel for both."""
+    for one, other in MIXED:
+        if len(groups.get(one, [])) == len(groups.get(other, [])) == 1:
+            (f,), (g,) = groups[one], groups[other]
+            if len(f.products) + len(g.products) <= MAX_PARTS:
+                f.products += g.products
+                del groups[other]
+                groups[f"{one} and {other}"] = groups.pop(one)
 
 
 def _clash(op: Op, earlier: Op) -> bool:

@@ -11,10 +11,17 @@ import numpy as np
 from hybridkern.errors import KernelError
 
 from . import arguments as a
-from .layout import LAYOUTS, UNIT
+from .layout import LAYOUTS, TILE
 
-MATVEC_ROWS = 4
-MATVEC_WARPS = 16  # of a block, with one column
+MATVEC_WARPS = 8
+MATVEC_AHEAD = 64 << 10  # bytes behind those that are brought into L2
+MATVEC_RING = 73 << 10  # bytes of weights that a block has on their way: two blocks must fit into a multiprocessor
+BLOCK_MEMORY = 227 << 10  # shared memory that a block may have
+# Pairs of formats that one launch takes (csrc/cuda/matvec.cu).
+MIXED = (
+    ("Q4_K", "Q6_K"), ("Q5_K", "Q6_K"), ("Q4_K", "Q5_K"), ("Q3_K", "Q4_K"), ("Q3_K", "Q5_K"), ("Q2_K", "Q3_K"),
+    ("Q2_K", "Q4_K"),
+)  # fmt: skip
 FEW = 8  # columns that a matrix-vector kernel takes
 DECODE_HEADS, DECODE_WARPS = 8, 4  # of a block that decodes
 # Shared memory of attention, in bytes, and decoding blocks on a multiprocessor: from sm_80 on, and before
@@ -65,25 +72,43 @@ def _ceil(n: int, d: int) -> int:
     return -(-n // d)
 
 
-def convert(type_name: str, raw: int, planes: Sequence[int], rows: int, cols: int) -> Launch:
+def convert(type_name: str, raw: int, to: int, rows: int, cols: int) -> Launch:
     """Raw rows at `raw` into device layout."""
-    args = a.pack(a.CONVERT, raw=raw, to=matrix(planes), rows=rows, cols=cols)
-    return Launch(f"hk_convert_{type_name.lower()}", (_ceil(rows * cols // UNIT, 256), 1, 1), (256, 1, 1), 0, args)
+    args = a.pack(a.CONVERT, raw=raw, to=matrix(to), rows=rows, cols=cols)
+    records = _ceil(rows, TILE) * _ceil(cols, LAYOUTS[type_name].columns)
+    return Launch(f"hk_convert_{type_name.lower()}", (_ceil(records, 8), 1, 1), (256, 1, 1), 0, args)
 
 
-def matrix(planes: Sequence[int]) -> Struct:
-    """The struct of a matrix whose planes lie there."""
-    return dict(zip("qhsd", planes, strict=True))
+def matrix(at: int) -> Struct:
+    """The struct of a matrix that lies there."""
+    return {"at": at}
 
 
-def matvec_shape(cols: int, few: bool, rows_per_tile: int = MATVEC_ROWS) -> tuple[int, int, int]:
-    """(warps along a row, groups of rows, bytes of shared memory) of a matrix-vector block."""
-    limit = 8 if few else MATVEC_WARPS
-    warps = _ceil(cols // UNIT, 32)
-    along = _ceil(warps, _ceil(warps, limit))
-    groups = max(1, limit // along)
-    sums = 2 * groups * along * rows_per_tile * (FEW if few else 1) * 4
-    return along, groups, sums + (0 if few else 32 * 4 + cols + cols // 4)
+@dataclass(frozen=True)
+class MatvecShape:
+    """Of a matrix-vector block: warps, steps that each has on their way, bytes of shared memory.
+
+    staged: whether the input of several columns is in there."""
+
+    warps: int
+    slots: int
+    shared: int
+    staged: bool
+
+
+def matvec_shape(types: Sequence[str], cols: int, few: bool, warps: int, ring: int, limit: int) -> MatvecShape:
+    """As csrc/cuda/matvec.cu lays it out. warps, ring (bytes of weights on their way): at most; limit: of memory."""
+    slot = max(256 // LAYOUTS[t].columns * LAYOUTS[t].nbytes for t in types) + 8
+    fixed = 12 * 2 * (4 if few else 1) * 32 * 4 + 12 * 4 + 16 + 32 * 4
+    padded = _ceil(cols, 256) * 256
+    column = 10 * cols if few else padded + sum(padded // 32 * LAYOUTS[t].meta for t in types)
+    staged = few and fixed + column + 2 * warps * slot <= limit
+    if staged or not few:
+        fixed += column
+    while warps > 1 and fixed + warps * slot > limit:
+        warps //= 2
+    slots = max(1, min(ring, limit - fixed) // (warps * slot))
+    return MatvecShape(warps, slots, fixed + warps * slots * slot, staged)
 
 
 def matvec(
@@ -92,6 +117,7 @@ def matvec(
     parts: list[Struct],
     cols: int,
     *,
+    other: tuple[str, int] | None = None,
     x: int = 0,
     norm: int = 0,
     normalise: bool = False,
@@ -100,16 +126,22 @@ def matvec(
     glu: str | None = None,
     outputs: bool = False,
     processors: int = 132,
-    blocks: float = 1,
-    rows_per_tile: int = MATVEC_ROWS,
-    ahead: int = 32768,
+    warps: int = MATVEC_WARPS,
+    ring: int = MATVEC_RING,
+    ahead: int = MATVEC_AHEAD,
+    limit: int = BLOCK_MEMORY,
 ) -> Launch:
-    """Products with one column (x: float32, normalised on the way) or up to 8 (quantised: codes and meta)."""
+    """Products with one column (x: float32, normalised on the way) or up to 8 (quantised: codes and meta).
+
+    other: a second format and how many of the last parts have it; for one column."""
     few = quantised is not None
-    along, groups, shared = matvec_shape(cols, few, rows_per_tile)
+    types = [type_name] if other is None else [type_name, other[0]]
+    shape = matvec_shape(types, cols, few, warps, ring, limit)
     codes, meta = quantised or (0, 0)
-    shared_rows = rows_per_tile // 2 if glu else rows_per_tile
-    tiles = sum(_ceil(p["rows"], shared_rows) for p in (parts[:1] if glu else parts))
+    n_first = len(parts) - (other[1] if other else 0)
+    tiles = [_ceil(p["rows"], TILE) for p in (parts[:1] if glu else parts)]
+    first, second = sum(tiles[:n_first]), sum(tiles[n_first:])
+    grid = min(processors, first + second)
     args = a.pack(
         a.MATVEC,
         step=step,
@@ -119,16 +151,22 @@ def matvec(
         codes=codes,
         meta=meta,
         cols=cols,
-        n_parts=len(parts),
+        n_parts=1 if glu else len(parts),
+        n_first=n_first,
+        tiles=first // grid,
+        more_tiles=first % grid,
+        other_tiles=second // grid,
+        other_more_tiles=second % grid,
         glu=GLU[glu],
         rows_are_outputs=outputs,
         normalise=normalise,
+        staged=shape.staged,
+        slots=shape.slots,
+        ahead=ahead // shape.warps,
         eps=eps,
-        ahead=ahead,
     )
-    name = f"hk_matvec{'8' if few else ''}_{type_name.lower()}"
-    grid = min(int(processors * blocks), _ceil(tiles, groups))
-    return Launch(name, (grid, 1, 1), (32 * along, groups, 1), shared, args)
+    name = f"hk_matvec{'8' if few else ''}_{'_'.join(types).lower()}"
+    return Launch(name, (grid, 1, 1), (32 * shape.warps, 1, 1), shape.shared, args)
 
 
 def matmul(
@@ -142,6 +180,7 @@ def matmul(
     x32: int = 0,
     x_stride: int = 0,
     outputs: bool = False,
+    processors: int = 132,
 ) -> Launch:
     """A product with at most n columns. half: f16 rows and their scales; x32: float32 rows, where weights are float and
     columns few or weights are F32."""
@@ -160,9 +199,8 @@ def matmul(
     )
     lower = type_name.lower()
     if LAYOUTS[type_name].is_float and n <= FEW:
-        return Launch(
-            f"hk_matvec{'' if n == 1 else '8'}_{lower}", (min(_ceil(rows, 8), 1056), 1, 1), (256, 1, 1), 0, args
-        )
+        grid = (min(_ceil(rows, 32), processors), 1, 1)
+        return Launch(f"hk_matvec{'' if n == 1 else '8'}_{lower}", grid, (256, 1, 1), 0, args)
     if type_name == "F32":
         return Launch("hk_matmul_f32", (_ceil(rows, 64), _ceil(n, 64), 1), (256, 1, 1), 0, args)
     if n > 64:
@@ -188,7 +226,7 @@ def embed(
     type_name: str,
     step: Struct,
     n: int,
-    planes: Sequence[int],
+    table: int,
     rows: int,
     cols: int,
     out: int,
@@ -197,7 +235,7 @@ def embed(
 ) -> Launch:
     """Rows of the table by token."""
     args = a.pack(
-        a.EMBED, step=step, table=matrix(planes), out=out, rows=rows, cols=cols, out_stride=stride, scale=scale
+        a.EMBED, step=step, table=matrix(table), out=out, rows=rows, cols=cols, out_stride=stride, scale=scale
     )
     return Launch(f"hk_embed_{type_name.lower()}", (n, 1, 1), (128, 1, 1), 0, args)
 

@@ -1,64 +1,62 @@
-"""The device layout of weights: which planes a format has, and where they lie (csrc/cuda/hk_unit.cuh)."""
+"""The device layout of weights: the size of a matrix, and where its rows begin (csrc/cuda/hk_unit.cuh)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-UNIT = 32  # weights
-_ALIGN = 256
+TILE = 16  # rows
 
 
 @dataclass(frozen=True)
 class FormatLayout:
-    """Bytes of the planes q, h, s, d. per_unit: of 32 weights; per_block: of 256, for planes with one entry a block."""
+    """Quantised: 16 rows and `columns` columns are a record of `nbytes` bytes. Float: as in the file, `nbytes` a value.
 
-    per_unit: tuple[int, int, int, int]
-    per_block: tuple[int, int, int, int] = (0, 0, 0, 0)
+    meta: bytes per unit of 32 that a matrix-vector kernel keeps of its input (hk_step.cuh)."""
+
+    columns: int
+    nbytes: int
     is_float: bool = False
+    meta: int = 8
 
     @property
     def block(self) -> int:
         """Weights that a row must be a multiple of."""
-        return 256 if any(self.per_block) else UNIT
+        return 256 if self.columns == 256 else 32
+
+
+def _records(columns: int, row_bytes: int, meta: int = 8) -> FormatLayout:
+    return FormatLayout(columns, TILE * row_bytes, meta=meta)
 
 
 LAYOUTS: dict[str, FormatLayout] = {
-    "F32": FormatLayout((128, 0, 0, 0), is_float=True),
-    "F16": FormatLayout((64, 0, 0, 0), is_float=True),
-    "BF16": FormatLayout((64, 0, 0, 0), is_float=True),
-    "Q4_0": FormatLayout((16, 0, 0, 2)),
-    "Q4_1": FormatLayout((16, 0, 0, 4)),
-    "Q5_0": FormatLayout((16, 4, 0, 2)),
-    "Q5_1": FormatLayout((16, 4, 0, 4)),
-    "Q8_0": FormatLayout((16, 16, 0, 2)),
-    "Q2_K": FormatLayout((8, 0, 2, 0), (0, 0, 0, 4)),
-    "Q3_K": FormatLayout((8, 4, 0, 0), (0, 0, 12, 2)),
-    "Q4_K": FormatLayout((16, 0, 0, 0), (0, 0, 16, 0)),
-    "Q5_K": FormatLayout((16, 4, 0, 0), (0, 0, 16, 0)),
-    "Q6_K": FormatLayout((16, 8, 2, 0), (0, 0, 0, 2)),
-    "IQ4_NL": FormatLayout((16, 0, 0, 2)),
-    "IQ4_XS": FormatLayout((16, 0, 0, 0), (0, 0, 8, 0)),
-    "MXFP4": FormatLayout((16, 0, 0, 1)),
+    "F32": FormatLayout(1, 4, is_float=True),
+    "F16": FormatLayout(1, 2, is_float=True),
+    "BF16": FormatLayout(1, 2, is_float=True),
+    "Q4_0": _records(64, 36),
+    "Q4_1": _records(64, 40),
+    "Q5_0": _records(64, 44),
+    "Q5_1": _records(64, 48),
+    "Q8_0": _records(64, 68),
+    "Q2_K": _records(256, 84, 16),
+    "Q3_K": _records(256, 110, 16),
+    "Q4_K": _records(256, 144),
+    "Q5_K": _records(256, 176),
+    "Q6_K": _records(256, 210, 16),
+    "IQ4_NL": _records(64, 36),
+    "IQ4_XS": _records(256, 136),
+    "MXFP4": _records(64, 34),
 }
 
 
-def plane_sizes(type_name: str, rows: int, cols: int) -> tuple[int, ...]:
-    """Bytes of the planes of a matrix, each padded to 256."""
-    layout = LAYOUTS[type_name]
-    units, blocks = rows * (cols // UNIT), rows * (cols // 256)
-    sizes = (a * units + b * blocks for a, b in zip(layout.per_unit, layout.per_block, strict=True))
-    return tuple(-(-n // _ALIGN) * _ALIGN for n in sizes)
-
-
-def plane_addresses(base: int, type_name: str, rows: int, cols: int) -> tuple[int, ...]:
-    """Where the planes of a matrix at `base` begin."""
-    at, out = base, []
-    for size in plane_sizes(type_name, rows, cols):
-        out.append(at)
-        at += size
-    return tuple(out)
-
-
 def device_bytes(type_name: str, rows: int, cols: int) -> int:
-    """Bytes of a matrix in device layout, to the byte."""
-    return sum(plane_sizes(type_name, rows, cols))
+    """Bytes of a matrix in device layout, to the byte: rows padded to 16, columns to a record."""
+    layout = LAYOUTS[type_name]
+    if layout.is_float:
+        return rows * cols * layout.nbytes
+    return -(-rows // TILE) * -(-cols // layout.columns) * layout.nbytes
+
+
+def row_offset(type_name: str, first: int, cols: int) -> int:
+    """Where the rows from `first` on begin: a multiple of 16 unless the format is a float one."""
+    assert LAYOUTS[type_name].is_float or first % TILE == 0
+    return device_bytes(type_name, first, cols)

@@ -13,7 +13,7 @@ from hybridkern.kernels.interface import Angles, Buffer, KVSpec, Vector, Weight
 from . import launches
 from .driver import Kernels, Memory, Stream
 from .fusion import Form, root_of
-from .layout import LAYOUTS, device_bytes, plane_addresses
+from .layout import LAYOUTS, TILE, device_bytes, row_offset
 
 PAGE = 128
 _STAGING = 64 << 20
@@ -44,7 +44,7 @@ class Placement:
         self.max_rows, self.max_outputs = max_rows, max_outputs
         self.nbytes: dict[str, int] = {}
         self._memory: list[Memory] = []
-        self._weights: dict[tuple[int, str, int, int], tuple[int, ...]] = {}
+        self._weights: dict[tuple[int, str, int, int], int] = {}
         self._vectors: dict[int, tuple[Any, int]] = {}
         self._buffers: dict[Buffer, tuple[int, int]] = {}
         self._forms: dict[tuple[Buffer, int, int, Form], tuple[int, int]] = {}
@@ -84,24 +84,23 @@ class Placement:
 
     def _upload(self, w: Weight, staging: Memory) -> None:
         base = self.memory(device_bytes(w.type, w.rows, w.cols), "weights")
-        planes = plane_addresses(base, w.type, w.rows, w.cols)
-        self._weights[_key(w)] = planes
+        self._weights[_key(w)] = base
         row = w.data.shape[1]
-        step = max(8, staging.nbytes // row // 8 * 8)  # whole groups of rows keep every plane aligned
+        step = max(TILE, staging.nbytes // row // TILE * TILE)
         for first in range(0, w.rows, step):
             part = np.ascontiguousarray(w.data[first : first + step])
             if LAYOUTS[w.type].is_float:
-                self._stream.upload(planes[0] + first * row, part)
+                self._stream.upload(base + first * row, part)
                 self._stream.wait()
                 continue
             self._stream.upload(staging.address, part)
-            at = tuple(_plane_at(w, p, i, first) for i, p in enumerate(planes))
+            at = base + row_offset(w.type, first, w.cols)
             one = launches.convert(w.type, staging.address, at, len(part), w.cols)
             self._stream.launch(self._kernels, [one], early=False)
             self._stream.wait()
 
-    def planes(self, w: Weight) -> tuple[int, ...]:
-        """The planes of an uploaded weight."""
+    def address(self, w: Weight) -> int:
+        """Of an uploaded weight."""
         return self._weights[_key(w)]
 
     def vector(self, v: Vector | None, width: int) -> int:
@@ -156,8 +155,7 @@ class Placement:
         if key not in self._forms:
             rows = self.max_rows if b.rows == "tokens" else self.max_outputs
             if form == "codes":
-                rows = min(rows, launches.FEW)
-                sizes = rows * b.width, rows * b.width // 4
+                sizes = launches.FEW * b.width, launches.FEW * b.width // 4
             else:
                 sizes = rows * b.width * 2, rows * 4
             self._forms[key] = self.memory(sizes[0], "buffers"), self.memory(sizes[1], "buffers")
@@ -176,13 +174,6 @@ class Placement:
 
 def _key(w: Weight) -> tuple[int, str, int, int]:
     return w.data.ctypes.data, w.type, w.rows, w.cols
-
-
-def _plane_at(w: Weight, plane: int, index: int, first: int) -> int:
-    """Where the rows from `first` on begin in a plane."""
-    layout = LAYOUTS[w.type]
-    units = w.cols // 32
-    return plane + first * (layout.per_unit[index] * units + layout.per_block[index] * (w.cols // 256))
 
 
 class DeviceCache:

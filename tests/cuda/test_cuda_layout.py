@@ -1,0 +1,90 @@
+"""The device layout against gguf-py's dequantisation: the kernels' own source, compiled for the host. Needs no GPU."""
+
+from __future__ import annotations
+
+import ctypes as c
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from cuda_formats import QUANTISED, error, quantised
+from gguf import GGMLQuantizationType
+from random_weights import random_matrix
+
+from hybridkern.kernels.cuda.layout import LAYOUTS, device_bytes, row_offset
+
+pytestmark = pytest.mark.on_host
+HERE = Path(__file__).parent
+NAN = 0xFF
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+    made = tmp_path_factory.mktemp("layout") / "on_host.so"
+    sources = [str(HERE / "host" / f"{name}_on_host.cpp") for name in ("layout", "step")]
+    options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
+    subprocess.run([compiler, *options, *sources, "-o", str(made)], check=True)
+    return c.CDLL(str(made))
+
+
+def converted(library: Any, type_name: str, raw: Bytes, rows: int, cols: int) -> tuple[Bytes, Floats]:
+    """A matrix in device layout, poisoned beyond its end, and what comes back from there, padding included."""
+    columns = LAYOUTS[type_name].columns
+    at = np.full(device_bytes(type_name, rows, cols) + 64, NAN, np.uint8)
+    out = np.full((-(-rows // 16) * 16, -(-cols // columns) * columns), np.nan, np.float32)
+    pointers = [pointer(a) for a in (np.ascontiguousarray(raw), at, out)]
+    kind = c.c_int(GGMLQuantizationType[type_name].value)
+    assert library.layout_there_and_back(kind, *pointers, c.c_int64(rows), c.c_int64(cols)) == 0
+    return at, out
+
+
+def pointer(a: npt.NDArray[Any]) -> c.c_void_p:
+    return c.c_void_p(a.ctypes.data)
+
+
+@pytest.mark.parametrize("type_name", QUANTISED)
+def test_there_and_back(library: Any, type_name: str) -> None:
+    """Every code and scale comes back, padding is zero, and no byte is written beyond the matrix."""
+    columns = LAYOUTS[type_name].columns
+    for rows, cols in ((35, 768), (16, 256), (1, 512), *([(35, 288), (3, 32)] if columns == 64 else [])):
+        raw, want = random_matrix(np.random.default_rng(rows), type_name, rows, cols, 1.0)
+        at, out = converted(library, type_name, raw, rows, cols)
+        assert (at[device_bytes(type_name, rows, cols) :] == NAN).all()
+        assert np.abs(out[:rows, :cols] - want).max() <= 1e-6 * np.abs(want).max()
+        assert not out[rows:].any() and not out[:, cols:].any()
+
+
+@pytest.mark.parametrize("n", [1, 3, 8])
+@pytest.mark.parametrize("type_name", QUANTISED)
+def test_steps_of_a_product(library: Any, type_name: str, n: int) -> None:
+    """A warp's steps, its lanes as threads and the matrix instruction by definition, against float64."""
+    for rows, cols in ((19, 512), *([(16, 288)] if LAYOUTS[type_name].columns == 64 else [])):
+        rng = np.random.default_rng(n)
+        raw, weights = random_matrix(rng, type_name, rows, cols, 1.0)
+        at, _ = converted(library, type_name, raw, rows, cols)
+        codes, scales = quantised(rng.standard_normal((n, cols)).astype(np.float32))
+        y = np.full((n, rows), np.nan, np.float32)
+        kind, data = c.c_int(GGMLQuantizationType[type_name].value), codes.astype(np.int8)
+        size = c.c_int64(rows), c.c_int64(cols)
+        assert (
+            library.product_on_host(kind, pointer(at), *size, pointer(data), pointer(scales), c.c_int(n), pointer(y))
+            == 0
+        )
+        seen = (codes * scales[..., None].astype(np.float64)).reshape(n, cols)
+        assert error(y, seen @ weights.T) <= 1e-6
+
+
+@pytest.mark.parametrize("type_name", list(LAYOUTS))
+def test_bytes_are_those_of_the_file(type_name: str) -> None:
+    """A matrix without padding takes what its rows take in the file."""
+    raw, _ = random_matrix(np.random.default_rng(0), type_name, 32, 512, 1.0)
+    assert device_bytes(type_name, 32, 512) == raw.nbytes == 2 * row_offset(type_name, 16, 512)
