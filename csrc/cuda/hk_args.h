@@ -130,7 +130,6 @@ typedef struct hk_attend_args {
     long long q_stride, out_stride;
     int n_head, window, splits, pad;
     float scale, softcap;
-    hk_stream stream[HK_MAX_STREAMS]; /* hk_decode_one: q, k, v that it shall prepare and store, or x = NULL */
 } hk_attend_args;
 
 /* Where the host finds a row's choice without any copy, entry.position being the row's position once it is there. */
