@@ -96,7 +96,7 @@ typedef struct hk_angles_args {
 enum { HK_CACHE_F16, HK_CACHE_Q8_0, HK_CACHE_Q4_0 };
 
 /* Where a block's keys and values lie. A page holds 128 tokens of all blocks; the plane of one KV head is
- * codes [128][dim] then scales f16 [128][dim / 32]: K plane, then V plane (attend.cu). */
+ * codes [128][dim] then scales f16 [128][dim / 32]: K plane, then V plane (hk_cache.cuh). */
 typedef struct hk_cache {
     unsigned char *pages;
     long long page_bytes, block_offset; /* of page 0's plane of head 0 */
