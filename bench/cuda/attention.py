@@ -70,31 +70,20 @@ class Bench:
         graph.destroy()
         return min(times) / 1e3 / len(made)
 
-    def attend(
-        self, n: int, depth: int, heads: int, n_kv: int, dim: int, kv_type: str, early: bool = True, new: str = ""
-    ) -> float:
-        """Seconds of one block's attention. new: q, k, v are rotated and stored by a launch in front or `joined`."""
+    def attend(self, n: int, depth: int, heads: int, n_kv: int, dim: int, kv_type: str, early: bool = True) -> float:
+        """Seconds of one block's attention."""
         head = launches.cache_head_bytes(kv_type, dim, dim)
         step, s, made = self.step(n, depth), self.scratch.address, []
         splits = launches.decode_splits(n, heads, n_kv, self.processors, CONTEXT)
-        at = {0: s, 1: s + (8 << 20), 2: s + (16 << 20)}
-        streams: list[launches.Struct] = [
-            {"x": at[store], "dim": dim, "stride": count * dim, "n_heads": count, "store": store}
-            for store, count in ((0, heads), (1, n_kv), (2, n_kv))
-        ]
-        for x in streams[:2]:
-            x |= {"angles": s + (24 << 20), "half": dim // 2}
         for b in range(BLOCKS):
             c = launches.cache_struct(self.pool.address, BLOCKS * n_kv * head, b * n_kv * head, n_kv, dim, dim, kv_type)
-            if new == "launch":
-                made.append(launches.heads(step, n, c, streams))
             one = launches.attend(
                 step, n, c, kv_type, splits=splits, q=s, out=s + (256 << 20), q_stride=heads * dim,
                 out_stride=heads * dim, partial=s + (512 << 20), arrived=s + (1000 << 20), n_head=heads, window=0,
-                scale=dim**-0.5, softcap=0.0, stream=streams if new == "joined" else [],
+                scale=dim**-0.5, softcap=0.0,
             )  # fmt: skip
             made.append(one)
-        return self.time(made, early) * len(made) / BLOCKS
+        return self.time(made, early)
 
 
 def main() -> None:
@@ -133,10 +122,6 @@ def measure(b: Bench, args: argparse.Namespace) -> None:
             f"decode {heads}/{n_kv} heads of {dim} {kv_type:4s} | {' | '.join(row)} | late {late * 1e6:6.2f}",
             flush=True,
         )
-        if (heads, kv_type) == (32, "f16") and dim == 128:
-            for new in ("launch", "joined"):
-                times = [b.attend(1, d, heads, n_kv, dim, kv_type, new=new) * 1e6 for d in (0, 127, 511, 2047, 8191)]
-                print(f"  heads {new}: {' '.join(f'{t:6.2f}' for t in times)} us", flush=True)
         if args.quick:
             return
     for n in (2, 8):

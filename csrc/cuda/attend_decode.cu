@@ -15,117 +15,31 @@
  * Pages before the first token of this step were written by earlier steps, and a step's graph starts when the one
  * before it has ended: their copies may start before wait_for_previous(), beside the kernels that make q, k and v.
  *
- * With one token, norm and rotation of the heads and the store of its keys and values may be done here (hk_decode_one;
- * a.stream: q, k, v), which saves a launch: every warp prepares the queries it needs, and the warp whose chunk holds
- * the token stores it.
- *
- * Lost, 8,192 tokens of 32 heads of 128: barriers between warps and one step in flight (64 us); 8 KiB a ring, 4 or 8
- * warps (39-41 us); 16 KiB and three blocks (34 us, 33 now); clusters of 8 blocks that combine through each other's
- * shared memory (43-52 us: they need 8 places in one group of multiprocessors at once, and 128 tokens took twice the
- * time too).
+ * Lost, 8,192 tokens of 32 heads of 128 (32 us now): barriers between warps and one step in flight (64 us); 8 KiB a
+ * ring, 4 or 8 warps (39-41 us); 16 KiB and three blocks (34 us); clusters of 8 blocks that combine through each
+ * other's shared memory (43-52 us: they need 8 places in one group of multiprocessors at once; 128 tokens took twice
+ * the time too). Norm, rotation and store of the heads in this launch saved as much as they cost without a context, and
+ * lost 1.5 to 3 us a block with one: they stand in front of every block's first score, the launch of their own beside
+ * the copies.
  */
 #include "hk_chunk.cuh"
 #include "hk_parts.cuh"
 
-/* --- the heads of the step's only token --- */
-
-/* N pairs of a head's vector x after norm and rotation; pair i is dimensions dims(i) and the next, zero where dims(i)
- * is negative. Straight code without branches, so that all loads are on their way at once. sum: adds up over those
- * lanes that hold the rest of the vector. */
-template <int N, class DIMS, class SUM>
-HK_FN void prepare(const hk_stream &s, const float *x, DIMS dims, SUM sum, f32x2 (&v)[N]) {
-    float squares = 0, factor = 1;
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        v[i] = load_fresh2(x + max(dims(i), 0));
-    if (s.norm) {
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            squares += dims(i) >= 0 ? v[i].v[0] * v[i].v[0] + v[i].v[1] * v[i].v[1] : 0;
-        factor = rsqrtf(sum(squares) / (float)s.dim + s.eps);
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            f32x2 w = load_fresh2(s.norm + max(dims(i), 0));
-            v[i] = {{v[i].v[0] * factor * w.v[0], v[i].v[1] * factor * w.v[1]}};
-        }
-    }
-    if (s.angles && s.neox) {
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            int d = dims(i), other = d >= s.half ? d - s.half : d + s.half, pair = min(d, other);
-            bool turns = d >= 0 && d < 2 * s.half;
-            f32x2 w = load_fresh2(x + (turns ? other : 0)), m = {{1, 1}};
-            if (s.norm)
-                m = load_fresh2(s.norm + (turns ? other : 0));
-            f32x4 c = load_fresh4(s.angles + (turns ? 2 * pair : 0)); /* of two pairs */
-            float sign = d >= s.half ? factor : -factor;
-            f32x2 y = {{v[i].v[0] * c.v[0] + sign * w.v[0] * m.v[0] * c.v[1],
-                        v[i].v[1] * c.v[2] + sign * w.v[1] * m.v[1] * c.v[3]}};
-            v[i] = turns ? y : v[i];
-        }
-    } else if (s.angles) {
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            int d = dims(i);
-            bool turns = d >= 0 && d < 2 * s.half;
-            f32x2 c = load_fresh2(s.angles + (turns ? d : 0));
-            f32x2 y = {{v[i].v[0] * c.v[0] - v[i].v[1] * c.v[1], v[i].v[0] * c.v[1] + v[i].v[1] * c.v[0]}};
-            v[i] = turns ? y : v[i];
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        v[i] = dims(i) >= 0 ? v[i] : f32x2{{0, 0}};
-}
-
-/* Prepares and stores the token's keys (stream 1) or values (2) of a KV head; one warp, vector: scratch of a block. */
+/* Queries of a thread's head g as B fragments. */
 template <int HD, int TYPE>
-HK_FN void store_new(const hk_attend_args &a, const part_of_cache &c, int stream, float *vector, int lane) {
-    const hk_stream &s = a.stream[stream];
-    if (!s.x)
-        return;
-    f32x2 v[HD / 64];
-    auto dims = [&](int i) { return 2 * lane + 64 * i < s.dim ? 2 * lane + 64 * i : -1; };
-    prepare(s, s.x + c.head * s.dim, dims, warp_sum, v);
-#pragma unroll
-    for (int i = 0; i < HD / 64; i++)
-        *(f32x2 *)(vector + 2 * lane + 64 * i) = v[i];
-    __syncwarp();
-    int position = c.high - 1, slot = position % HK_PAGE;
-    u8 *plane = plane_of<TYPE>(a.cache, c.pages[position / HK_PAGE], c.head, stream == 2);
-    store_head<TYPE>(plane, s.dim, slot, vector, lane);
-    __syncwarp();
-}
-
-/* Queries of a thread's head g as B fragments; RAW: to be prepared if a.stream says so. */
-template <int HD, int TYPE, bool RAW>
 HK_FN void load_queries(const hk_attend_args &a, const float *x, bool mine, u32 (&q)[HD / 8], int t) {
-    f32x2 v[HD / 8];
-    auto dims = [&](int i) {
+#pragma unroll
+    for (int i = 0; i < HD / 8; i++) {
         int d = key_dimension<TYPE>(i / 2, i & 1, t);
-        return mine && d < a.cache.dim_k ? d : -1;
-    };
-    if (RAW && a.stream[0].x) {
-        auto quad_sum = [](float y) {
-            y += __shfl_xor_sync(~0u, y, 1);
-            return y + __shfl_xor_sync(~0u, y, 2);
-        };
-        prepare(a.stream[0], mine ? x : a.q, dims, quad_sum, v);
-    } else {
-#pragma unroll
-        for (int i = 0; i < HD / 8; i++) {
-            v[i] = {{0, 0}};
-            if (dims(i) >= 0)
-                v[i] = load_fresh2(x + dims(i));
-        }
+        f32x2 v = {{0, 0}};
+        if (mine && d < a.cache.dim_k)
+            v = load_fresh2(x + d);
+        q[i] = pack_half2(v.v[0] * a.scale, v.v[1] * a.scale);
     }
-#pragma unroll
-    for (int i = 0; i < HD / 8; i++)
-        q[i] = pack_half2(v[i].v[0] * a.scale, v[i].v[1] * a.scale);
 }
 
-/* grid (splits, kv heads * tiles of 8 heads, tokens); ONE: one token, whose heads may be raw. */
-template <int HD, int TYPE, bool ONE> HK_FN void decode(const hk_attend_args &a) {
+/* grid (splits, kv heads * tiles of 8 heads, tokens). */
+template <int HD, int TYPE> HK_FN void decode(const hk_attend_args &a) {
     using S = chunk<HD, TYPE>;
     constexpr int SLOTS = S::SLOTS;
     extern __shared__ __align__(16) u8 rings[];
@@ -170,14 +84,6 @@ template <int HD, int TYPE, bool ONE> HK_FN void decode(const hk_attend_args &a)
             copies_commit();
         }
     wait_for_previous();
-    if constexpr (ONE) {
-        __shared__ __align__(16) float vector[HD];
-        int newest = position / CHUNK;
-        if (newest >= begin && newest < end && (newest - begin) % WARPS == 0) {
-            store_new<HD, TYPE>(a, c, 1, vector, lane);
-            store_new<HD, TYPE>(a, c, 2, vector, lane);
-        }
-    }
 #pragma unroll
     for (int i = 0; i < SLOTS; i++)
         if (i >= early) {
@@ -188,7 +94,7 @@ template <int HD, int TYPE, bool ONE> HK_FN void decode(const hk_attend_args &a)
         }
     u32 q[HD / 8];
     int head = c.head * group + first_head;
-    load_queries<HD, TYPE, ONE>(a, a.q + token * a.q_stride + (s64)(head + g) * a.cache.dim_k, g < rows, q, t);
+    load_queries<HD, TYPE>(a, a.q + token * a.q_stride + (s64)(head + g) * a.cache.dim_k, g < rows, q, t);
     softmax st = {{-HK_INFINITY, -HK_INFINITY}, {0, 0}};
     float o[HD / 16][4] = {};
     u8 *slot = ring;
@@ -231,10 +137,7 @@ template <int HD, int TYPE, bool ONE> HK_FN void decode(const hk_attend_args &a)
 
 #define HK_DECODE(name, type, hd)                                                                                      \
     HK_KERNEL __launch_bounds__(WARPS * 32, 2) hk_decode##hd##_##name(const __grid_constant__ hk_attend_args a) {      \
-        decode<hd, type, false>(a);                                                                                    \
-    }                                                                                                                  \
-    HK_KERNEL __launch_bounds__(WARPS * 32, 2) hk_decode_one##hd##_##name(const __grid_constant__ hk_attend_args a) {  \
-        decode<hd, type, true>(a);                                                                                     \
+        decode<hd, type>(a);                                                                                           \
     }
 #define HK_DECODE_SIZES(name, type) HK_DECODE(name, type, 64) HK_DECODE(name, type, 128) HK_DECODE(name, type, 256)
 HK_DECODE_SIZES(f16, HK_CACHE_F16)

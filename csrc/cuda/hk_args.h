@@ -99,7 +99,7 @@ typedef struct hk_angles_args {
 enum { HK_CACHE_F16, HK_CACHE_Q8_0, HK_CACHE_Q4_0 };
 
 /* Where a block's keys and values lie. A page holds 128 tokens of all blocks; the plane of one KV head is
- * codes [128][dim] then scales f16 [128][dim / 32]: K plane, then V plane (attend.cu). */
+ * codes [128][dim] then scales f16 [128][dim / 32]: K plane, then V plane (hk_cache.cuh). */
 typedef struct hk_cache {
     unsigned char *pages;
     long long page_bytes, block_offset; /* of page 0's plane of head 0 */
@@ -133,7 +133,6 @@ typedef struct hk_attend_args {
     long long q_stride, out_stride;
     int n_head, window, splits, pad;
     float scale, softcap;
-    hk_stream stream[HK_MAX_STREAMS]; /* hk_decode_one: q, k, v that it shall prepare and store, or x = NULL */
 } hk_attend_args;
 
 /* Where the host finds a row's choice without any copy, entry.position being the row's position once it is there. */

@@ -10,12 +10,10 @@
 #define CHUNK 16
 #define WARPS 4
 /* Bytes of a warp's ring. Two blocks of 96 KiB on a multiprocessor read faster than three of 64; sm_75 has 64 KiB. */
-#ifndef RING
 #if __CUDA_ARCH__ >= 800
 #define RING 24576
 #else
 #define RING 16384
-#endif
 #endif
 #define LOG2E 1.4426950408889634f
 

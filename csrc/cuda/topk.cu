@@ -37,7 +37,7 @@ HK_FN float value_of(u64 key) {
 HK_FN int id_of(u64 key) { return (int)(ID_MASK - ((u32)key & ID_MASK)); }
 
 struct workspace {
-    u32 bins[BINS];
+    alignas(16) u32 bins[BINS];
     u32 warp_sums[THREADS / 32];
     u32 digit, above, inside, n, n_groups, floor;
     u16 groups[SORTED];
@@ -45,14 +45,17 @@ struct workspace {
     float reduce[HK_MAX_WARPS];
 };
 
-/* Appends where `want`; whole warps. */
-template <class T> HK_FN void append(T *list, u32 size, u32 &n, T value, bool want) {
-    u32 who = __ballot_sync(~0u, want), lane = threadIdx.x & 31, base = 0;
-    if (lane == 0 && who)
-        base = atomicAdd(&n, (u32)__popc(who));
-    u32 at = __shfl_sync(~0u, base, 0) + __popc(who & ((1u << lane) - 1));
-    if (want && at < size)
-        list[at] = value;
+/* Where a thread that has `mine` things to append may put them; whole warps, one atomic each. */
+HK_FN u32 places(u32 &n, u32 mine) {
+    u32 lane = threadIdx.x & 31, upto = mine, base = 0;
+#pragma unroll
+    for (int o = 1; o < 32; o <<= 1) {
+        u32 before = __shfl_up_sync(~0u, upto, o);
+        upto += (int)lane >= o ? before : 0;
+    }
+    if (lane == 31 && upto)
+        base = atomicAdd(&n, upto);
+    return __shfl_sync(~0u, base, 31) + upto - mine;
 }
 
 /* The bin in which the k-th largest lies, counted from the top, `above` keys lying above all bins. */
@@ -94,8 +97,8 @@ template <class EACH> HK_FN u64 cut_for(workspace &w, u32 k, u32 most, u32 n, in
     if (n <= most)
         return 0;
     for (int shift = 39, bits = 11;;) {
-        for (int i = threadIdx.x; i < BINS; i += THREADS)
-            w.bins[i] = 0;
+        for (int i = threadIdx.x; i < BINS / 4; i += THREADS)
+            ((u32x4 *)w.bins)[i] = {{0, 0, 0, 0}};
         __syncthreads();
         each([&](u64 key) {
             if (key >> (shift + bits) == prefix)
@@ -114,31 +117,30 @@ template <class EACH> HK_FN u64 cut_for(workspace &w, u32 k, u32 most, u32 n, in
 
 /* A group's maximum as the upper part of a key, 0 where it is empty. */
 HK_FN u32 *group_peaks(const hk_topk_args &a, int row) { return a.peaks + (s64)row * CHUNKS * THREADS; }
-HK_FN s64 chunk_size(const hk_topk_args &a) { return (a.width + gridDim.x - 1) / gridDim.x; }
-/* Value i of group g, -infinity where there is none. */
-HK_FN float value_at(const hk_topk_args &a, int row, int g, int i, s64 &at) {
-    s64 size = chunk_size(a), inside = i * THREADS + g % THREADS;
-    at = g / THREADS * size + inside;
-    return inside < size && at < a.width ? load_fresh(a.logits + row * a.stride + at) : -HK_INFINITY;
+HK_FN int chunk_size(const hk_topk_args &a) { return ((int)a.width + (int)gridDim.x - 1) / (int)gridDim.x; }
+/* The token that is value i of group g, -1 if there is none; size: of a chunk. */
+HK_FN int token_at(const hk_topk_args &a, int size, int g, int i) {
+    int inside = i * THREADS + g % THREADS, at = g / THREADS * size + inside;
+    return inside < size && at < (int)a.width ? at : -1;
 }
 
 /* Maximum and sum of a block's chunk of a row, and the maxima of its groups. */
 HK_FN void leave_chunk(const hk_topk_args &a, workspace &w, int row) {
-    int group = blockIdx.x * THREADS + threadIdx.x;
+    int group = blockIdx.x * THREADS + threadIdx.x, size = chunk_size(a);
+    const float *logits = a.logits + row * a.stride;
     float v[VALUES], peak = -HK_INFINITY, sum = 0;
     bool bad = false;
-    s64 at;
 #pragma unroll
-    for (int i = 0; i < VALUES; i++)
-        v[i] = value_at(a, row, group, i, at);
+    for (int i = 0; i < VALUES; i++) {
+        int at = token_at(a, size, group, i);
+        v[i] = at >= 0 ? load_fresh(logits + at) : -HK_INFINITY;
+    }
 #pragma unroll
     for (int i = 0; i < VALUES; i++) {
         bad |= v[i] != v[i];
         peak = fmaxf(peak, v[i]);
     }
-    value_at(a, row, group, 0, at);
-    bool any = threadIdx.x < chunk_size(a) && at < a.width;
-    group_peaks(a, row)[group] = any ? (u32)(key_of(peak, 0) >> ID_BITS) : 0;
+    group_peaks(a, row)[group] = token_at(a, size, group, 0) >= 0 ? (u32)(key_of(peak, 0) >> ID_BITS) : 0;
     peak = block_reduce<true>(peak, w.reduce, threadIdx.x, THREADS);
 #pragma unroll
     for (int i = 0; i < VALUES; i++)
@@ -187,28 +189,45 @@ HK_FN u32 select(const hk_topk_args &a, workspace &w, int row) {
                 take((u64)peak[c] << ID_BITS);
     });
     cut = max(cut, (u64)floor << ID_BITS);
+    u32 mine = 0;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++)
-        append(w.groups, SORTED, w.n_groups, (u16)(c * THREADS + thread), (u64)peak[c] << ID_BITS >= cut);
+        mine += (u64)peak[c] << ID_BITS >= cut;
+    u32 to = places(w.n_groups, mine);
+    if (mine)
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++)
+            if ((u64)peak[c] << ID_BITS >= cut) {
+                if (to < SORTED)
+                    w.groups[to] = (u16)(c * THREADS + thread);
+                to++;
+            }
     __syncthreads();
     u32 n_groups = w.n_groups, total = n_groups * VALUES;
+    int size = chunk_size(a);
+    const float *logits = a.logits + row * a.stride;
     if (n_groups <= SORTED)
         for (u32 base = 0; base < total; base += 8 * THREADS) {
             float v[8];
-            s64 at[8];
+            int at[8];
 #pragma unroll
             for (int i = 0; i < 8; i++) { /* together: they come from far away */
                 u32 j = base + i * THREADS + thread;
-                at[i] = a.width;
-                v[i] = j < total ? value_at(a, row, w.groups[j / VALUES], j % VALUES, at[i]) : 0;
+                at[i] = j < total ? token_at(a, size, w.groups[j / VALUES], j % VALUES) : -1;
+                v[i] = at[i] >= 0 ? load_fresh(logits + at[i]) : 0;
             }
+            u32 taken = 0;
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                u32 j = base + i * THREADS + thread;
-                s64 inside = j < total ? j % VALUES * THREADS + w.groups[j / VALUES] % THREADS : a.width;
-                u64 key = key_of(v[i], (int)at[i]);
-                append(w.keys, LEFT, w.n, key, at[i] < a.width && inside < chunk_size(a) && key >= cut);
-            }
+            for (int i = 0; i < 8; i++)
+                taken |= (u32)(at[i] >= 0 && key_of(v[i], at[i]) >= cut) << i;
+            to = places(w.n, __popc(taken));
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                if (taken >> i & 1) {
+                    if (to < LEFT)
+                        w.keys[to] = key_of(v[i], at[i]);
+                    to++;
+                }
         }
     __syncthreads();
     bool fits = n_groups <= SORTED && w.n <= LEFT;
@@ -219,9 +238,9 @@ HK_FN u32 select(const hk_topk_args &a, workspace &w, int row) {
                 take(w.keys[i]);
         else
             for (s64 i = thread; i < a.width; i += THREADS)
-                take(key_of(load_fresh(a.logits + row * a.stride + i), (int)i));
+                take(key_of(load_fresh(logits + i), (int)i));
     };
-    cut = cut_for(w, a.k, most, left, 0, each);
+    cut = cut_for(w, a.k, a.k + 48, left, 0, each); /* sorting costs the square */
     __syncthreads();
     if (thread == 0)
         w.n = 0;

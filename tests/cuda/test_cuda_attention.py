@@ -124,54 +124,6 @@ def test_decode_of_several_tokens(gpu: Gpu, group: int) -> None:
     assert check(gpu, cache, "f16", 2 * group, sequences, positions, splits=3) <= 2e-3
 
 
-def turned(x: npt.NDArray[np.float32], angles: Any, neox: int) -> Any:
-    """Rotated heads [heads][dim]; angles [half][2]."""
-    half = len(angles)
-    first, second = (slice(0, half), slice(half, 2 * half)) if neox else (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
-    y, (c, s) = x.copy(), angles.T
-    y[:, first], y[:, second] = x[:, first] * c - x[:, second] * s, x[:, first] * s + x[:, second] * c
-    return y
-
-
-@pytest.mark.parametrize("neox", [0, 1])
-@pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize(("dim", "half"), [(64, 32), (96, 32), (128, 64), (128, 16), (256, 128)])
-@pytest.mark.parametrize("kv_type", KV)
-def test_decode_prepares_and_stores_heads(gpu: Gpu, kv_type: str, dim: int, half: int, norm: bool, neox: int) -> None:
-    """q, k and v as products leave them: norm, rotation and store are part of the launch."""
-    n_kv, n_head, rng = 2, 6, np.random.default_rng([dim, half, neox])
-    for position in (0, 31, 200):
-        cache = Cache(gpu, kv_type, [position + 1], n_kv, dim, dim)
-        q, k, v = (rng.standard_normal((h, dim)).astype(np.float32) for h in (n_head, n_kv, n_kv))
-        weights = rng.uniform(0.5, 2, (2, dim)).astype(np.float32)
-        phase = rng.uniform(-3, 3, half)
-        angles = np.stack([np.cos(phase), np.sin(phase)], 1).astype(np.float32)
-        fields = {"angles": gpu.put(angles), "half": half, "neox": neox, "dim": dim, "eps": 1e-5}
-        streams = [
-            {**fields, "x": gpu.put(x), "n_heads": len(x), "store": store, "norm": gpu.put(w) if norm else 0}
-            for x, store, w in ((q, 0, weights[0]), (k, 1, weights[1]))
-        ]
-        streams.append({"x": gpu.put(v), "n_heads": n_kv, "dim": dim, "store": 2})
-        if norm:
-            q, k = (
-                x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * w for x, w in ((q, weights[0]), (k, weights[1]))
-            )
-        q, k = turned(q, angles, neox), turned(k, angles, neox)
-        cache.keys[0][position], cache.values[0][position] = rounded(k, kv_type), rounded(v, kv_type)
-        step = gpu.step(1, positions=[position], sequences=[0], pages=cache.table)
-        expected = attention(cache, q[None], [0], [position], dim**-0.5, 0, 0.0)
-        # The second launch finds what the first one stored, and takes q as it is.
-        for stream, x in ((streams, streams[0]["x"]), ([], gpu.put(q))):
-            out = gpu.empty(n_head * dim * 4)
-            one = launches.attend(
-                step, 1, cache.struct, kv_type, splits=8, q=x, out=out, q_stride=n_head * dim, out_stride=n_head * dim,
-                partial=gpu.empty(n_head * 8 * (dim + 2) * 4), arrived=gpu.put(np.zeros(64), np.int32), n_head=n_head,
-                window=0, scale=dim**-0.5, softcap=0.0, stream=stream,
-            )  # fmt: skip
-            gpu.run(one)
-            assert error(gpu.get(out, (1, n_head, dim)), expected) <= 2e-3, position
-
-
 @pytest.mark.parametrize("n", [9, 31, 32, 33, 255, 257, 512])
 @pytest.mark.parametrize("kv_type", KV)
 def test_prefill(gpu: Gpu, kv_type: str, n: int) -> None:

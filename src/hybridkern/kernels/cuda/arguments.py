@@ -55,7 +55,6 @@ ATTEND = _struct(
     (I64, "q_stride out_stride"),
     (I32, "n_head window splits pad"),
     (F32, "scale softcap"),
-    (STREAM, "stream", (MAX_STREAMS,)),
 )
 HANDOVER = _struct((P, "host next_tokens next_positions"), (I64, "host_stride"))
 ARGMAX = _struct((STEP, "step"), (P, "logits partial arrived best value"), (I64, "width stride"), (HANDOVER, "to"))

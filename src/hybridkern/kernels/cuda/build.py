@@ -42,7 +42,6 @@ class LaunchBuilder:
         self._n, self._m, self._max_tokens = n, m, max_tokens
         self._processors, self._block_memory = device.processors, device.block_memory
         self._capability = device.capability
-        self._streams: list[Struct] = []  # heads that the attention behind prepares
         self.made: list[Launch] = []
 
     def build(self, fused: Sequence[Fused]) -> list[Launch]:
@@ -194,10 +193,6 @@ class LaunchBuilder:
                     "eps": s.eps,
                 }
             )
-        if f.joins and launches.prepares_heads(self._n, self._capability) and all(map(_can_join, streams)):
-            order: dict[int, Struct] = {s["store"]: s for s in streams}
-            self._streams = [order.get(store, {}) for store in range(3)]
-            return
         cache = self._cache.struct(f.kv) if f.kv is not None else {}
         self.made.append(launches.heads(self._step, self._n, cache, streams))
 
@@ -216,9 +211,8 @@ class LaunchBuilder:
         one = launches.attend(
             self._step, self._n, self._cache.struct(kv), self._cache.kv_type, capability=self._capability,
             splits=splits, n_head=n_head, window=p["window"], scale=p["scale"], softcap=p["softcap"],
-            stream=self._streams, processors=self._processors, **fields,
+            processors=self._processors, **fields,
         )  # fmt: skip
-        self._streams = []
         self.made.append(one)
 
     def add_argmax(self, logits: Buffer, best: int, value: int) -> None:
@@ -228,8 +222,3 @@ class LaunchBuilder:
         arrived = self._place.shared_scratch("counters", 4 * 65536)
         fields = {"partial": partial, "arrived": arrived, "best": best, "value": value, "width": logits.width}
         self.made.append(launches.argmax(self._step, self._m, logits=at, stride=stride, **fields))
-
-
-def _can_join(stream: Struct) -> bool:
-    """Whether attention can prepare these heads, which it reads in aligned pairs."""
-    return stream["x"] % 16 == 0 and stream["dim"] % 8 == 0 and stream["half"] % 2 == 0

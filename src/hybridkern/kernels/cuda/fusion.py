@@ -75,7 +75,6 @@ class Fused:
     streams: list[Stream] = field(default_factory=list)
     kv: KVSpec | None = None
     forms: set[Form] = field(default_factory=set)  # of a row operation's result
-    joins: bool = False  # of "heads": the attention right behind is the only one that sees what it does
     x: Buffer | None = None  # of "form": what is only brought into another form
 
 
@@ -207,27 +206,7 @@ class Fusion:
             taken += 1
         if not taken:
             raise KernelError(f"the CUDA set cannot run {self._ops[i].kind} here")
-        made.joins = self._joins(made, i + taken)
         return made, taken
-
-    def _joins(self, heads: Fused, end: int) -> bool:
-        """Whether the operation at `end` is attention with these heads, and nobody else reads them as they are then."""
-        if end >= len(self._ops) or self._ops[end].kind != "attend":
-            return False
-        q, kv = self._ops[end].args
-        if heads.kv not in (None, kv) or any(not s.store and not same(s.x, q) for s in heads.streams):
-            return False
-        changed = [s.x for s in heads.streams if s.norm is not None or s.angles is not None]
-        return not any(self._is_kept(x) or self._read_behind(end, x) for x in changed)
-
-    def _read_behind(self, i: int, b: Buffer) -> bool:
-        """Whether an operation behind i reads a buffer before another one overwrites it."""
-        for op in self._ops[i + 1 :]:
-            if any(overlap(b, r) for r in _reads(op)):
-                return True
-            if any(same(b, w) for w in _writes(op)):
-                return False
-        return False
 
 
 def _join_formats(groups: dict[str, list[Fused]]) -> None:

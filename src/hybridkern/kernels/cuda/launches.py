@@ -267,24 +267,18 @@ def decode_splits(
     return max(1, min(blocks, _ceil(max_tokens, 16 * DECODE_WARPS)))
 
 
-def prepares_heads(n: int, capability: tuple[int, int]) -> bool:
-    """Whether attention of n tokens can do norm, rotation and store of heads itself."""
-    return n == 1 and capability >= (8, 0)
-
-
 def attend(
     step: Struct, n: int, cache: Struct, kv_type: str, *, splits: int = 1, capability: tuple[int, int] = (9, 0),
     processors: int = 132, **fields: Any,
 ) -> Launch:  # fmt: skip
     """Attention of n tokens; at most 8 are decoded, with caches split as decode_splits says. fields: q, out, strides,
-    n_head, scale, ...; stream: q, k, v to prepare first, where it can."""
+    n_head, scale, ..."""
     size = head_size(max(cache["dim_k"], cache["dim_v"]))
     args = a.pack(a.ATTEND, step=step, cache=cache, splits=splits, **fields)
     group, small = fields["n_head"] // cache["n_kv"], capability < (8, 0)
     if n <= FEW:
         grid = (splits, cache["n_kv"] * _ceil(group, DECODE_HEADS), n)
-        name = f"hk_decode{'_one' if prepares_heads(n, capability) else ''}{size}_{kv_type}"
-        return Launch(name, grid, (32 * DECODE_WARPS, 1, 1), DECODE_SHARED[small], args)
+        return Launch(f"hk_decode{size}_{kv_type}", grid, (32 * DECODE_WARPS, 1, 1), DECODE_SHARED[small], args)
     narrow = size == 256 or cache["n_kv"] * _ceil(n * group, 128) < 2 * processors
     grid = (cache["n_kv"], _ceil(n * group, 64 if narrow else 128), 1)
     name = f"hk_prefill{'_narrow' if narrow and size < 256 else ''}{size}_{kv_type}"
