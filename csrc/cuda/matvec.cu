@@ -19,8 +19,9 @@
 
 #define HK_MAX_STEP_WARPS 12
 
-/* The input of the only column into shared memory, zero up to whole steps. A thread holds E times eight values in registers,
- * so that one trip to L2 is enough for K up to 8 E * threads. Norm weights depend on nothing: they are read before the wait.
+/* The input of the only column into shared memory, zero up to whole steps. A thread holds E times eight values in
+ * registers, so that one trip to L2 is enough for K up to 8 E * threads. Norm weights depend on nothing: they are read
+ * before the wait.
  */
 struct only_column {
     s8 *codes;
@@ -61,7 +62,8 @@ HK_FN void quantise_eights(const float (&x)[E][8], int base, int padded, const o
 }
 /* A norm's factor belongs to all values alike, so it is left to the sums: only the squares are added here. */
 template <class F, class G, int E, bool NORMALISE>
-HK_FN void prepare_input(const hk_matvec_args &a, const only_column &to, float *squares) {
+HK_FN void prepare_input(const hk_matvec_args &a, const only_column &to, float *squares,
+                         const weight_runs<F, G> &runs) {
     int K = (int)a.cols, eights = K / 8, padded = (K + 255) / 256 * 32, weights = NORMALISE && a.norm ? eights : 0;
     float x[E][8], w[E][8], sum = 0;
     if (NORMALISE)
@@ -69,6 +71,8 @@ HK_FN void prepare_input(const hk_matvec_args &a, const only_column &to, float *
     wait_for_previous();
     for (int base = 0; base < padded; base += E * blockDim.x) {
         load_eights<E>(a.x, eights, base, true, x);
+        if (base == 0)
+            runs.prefetch_ahead(a.ahead);
         if (NORMALISE) {
             if (base)
                 load_eights<E>(a.norm, weights, base, false, w);
@@ -133,8 +137,8 @@ HK_FN void store_result(const hk_matvec_args &a, int part, int row, int j, float
     p.out[j * p.out_stride + row] = value;
 }
 
-/* Sums of a tile, or of a warp's part of it. One column: lane 4 g + t has row g + 8 (t % 2), the same twice; else the four
- * of multiply_few. gate: with glu. */
+/* Sums of a tile, or of a warp's part of it. One column: lane 4 g + t has row g + 8 (t % 2), the same twice; else the
+ * four of multiply_few. gate: with glu. */
 template <int N> struct tile_sums {
     static constexpr int V = N == 1 ? 1 : 4;
     float y[V], gate[V];
@@ -250,7 +254,9 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
     weight_runs<F, G> runs = {group, p, steps};
     while (asked < a.slots && runs.ask(ring))
         asked++;
-    runs.prefetch_ahead(a.ahead);
+    /* What is needed at the end, into the constant cache: it was cold, and took 0.3 us there. */
+    const hk_part &soon = a.part[min(p.part, HK_MAX_PARTS - 1)];
+    asm volatile("" ::"l"(soon.out), "l"(soon.bias), "l"(soon.add), "l"(soon.rows));
     int n = min(N, a.step.counts[a.rows_are_outputs]); /* written before the first kernel of a step */
     only_column x = {};
     if (n == 0) {
@@ -267,12 +273,13 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
         x.meta = (u8 *)x.codes + padded;
         x.meta2 = x.meta + padded / 32 * step_of<F>::META;
         if (a.normalise)
-            prepare_input<F, G, 4, true>(a, x, squares);
+            prepare_input<F, G, 4, true>(a, x, squares, runs);
         else
-            prepare_input<F, G, 6, false>(a, x, squares);
+            prepare_input<F, G, 6, false>(a, x, squares, runs);
         __syncthreads();
     } else {
         wait_for_previous();
+        runs.prefetch_ahead(a.ahead);
         x.meta = (u8 *)x.codes + 8 * a.cols;
         if (a.staged) {
             copy_columns(a, (u8 *)x.codes, x.meta, n);
@@ -281,15 +288,14 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
             x = {(s8 *)a.codes, (u8 *)a.meta, (u8 *)0};
         }
     }
-    addend early = {};
     step_worker<F, G, N> worker = {a, ring, runs, x, squares, a.normalise ? 0.0f : 1.0f};
-    tile_sums<N> s;
-    bool open = false;
     int done = 2;
+    bool met = false;
     while (steps) {
         int count = min(group.per_tile - p.at, steps);
         bool ends = p.at + count == group.per_tile;
-        s = {};
+        tile_sums<N> s = {};
+        addend early = {};
         if (N == 1 && !a.glu && p.at == 0 && !ends) { /* needed only when others are done with it: asked for now */
             int row = 16 * p.tile + (lane >> 2) + 8 * (lane & 1);
             const hk_part &part = a.part[p.part];
@@ -306,21 +312,23 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
                 left->v[warp][1][v][lane] = s.gate[v];
             }
             done = ends;
-        } else if (ends) {
-            store_tile<N>(a, p, n, s, {});
         } else {
-            open = true;
-            break;
+            if (!ends) { /* other warps go on with it; this one's last */
+                if (lane == 0)
+                    left->done[warp] = done;
+                __syncthreads();
+                met = true;
+                add_shared<N>(*left, warp, warps, s);
+            }
+            store_tile<N>(a, p, n, s, early);
         }
         p = group.behind(p, count);
     }
+    if (met)
+        return;
     if (lane == 0)
         left->done[warp] = done;
     __syncthreads();
-    if (open) {
-        add_shared<N>(*left, warp, warps, s);
-        store_tile<N>(a, p, n, s, early);
-    }
 }
 
 #ifndef HK_MATVEC_THREADS
@@ -328,14 +336,16 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
 #endif
 #define HK_MATVEC_FEW_THREADS 256
 #define HK_MATVEC(lower)                                                                                               \
-    HK_KERNEL __launch_bounds__(HK_MATVEC_THREADS, 2) hk_matvec_##lower(const __grid_constant__ hk_matvec_args a) {                  \
+    HK_KERNEL __launch_bounds__(HK_MATVEC_THREADS, 2) hk_matvec_##lower(const __grid_constant__ hk_matvec_args a) {    \
         matvec<unit_##lower, unit_##lower, 1>(a);                                                                      \
     }                                                                                                                  \
-    HK_KERNEL __launch_bounds__(HK_MATVEC_FEW_THREADS, 2) hk_matvec8_##lower(const __grid_constant__ hk_matvec_args a) {                 \
+    HK_KERNEL __launch_bounds__(HK_MATVEC_FEW_THREADS, 2)                                                              \
+        hk_matvec8_##lower(const __grid_constant__ hk_matvec_args a) {                                                 \
         matvec<unit_##lower, unit_##lower, 8>(a);                                                                      \
     }
 #define HK_MATVEC_MIXED(one, other)                                                                                    \
-    HK_KERNEL __launch_bounds__(HK_MATVEC_THREADS, 2) hk_matvec_##one##_##other(const __grid_constant__ hk_matvec_args a) {          \
+    HK_KERNEL __launch_bounds__(HK_MATVEC_THREADS, 2)                                                                  \
+        hk_matvec_##one##_##other(const __grid_constant__ hk_matvec_args a) {                                          \
         matvec<unit_##one, unit_##other, 1>(a);                                                                        \
     }
 #define HK_MATVEC_F32(lower)
