@@ -43,8 +43,8 @@ typedef struct hk_matvec_args {
         other_more_tiles; /* 16 rows of both formats for every block; blocks with one more */
     int slots;            /* steps of 256 columns that a warp has on their way */
     int glu, rows_are_outputs, normalise;
-    int ahead; /* bytes behind them that a warp has brought into L2 */
     float eps;
+    int pad;
     hk_part part[HK_MAX_PARTS]; /* with glu: gate, up; the result goes to part[0].out */
     /* One column: float input, normalised by `norm` if that is given, quantised by every CTA for itself. */
     const float *x, *norm;

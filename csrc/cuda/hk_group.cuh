@@ -119,23 +119,6 @@ template <class F, class G> struct weight_runs {
         bytes -= n;
         return true;
     }
-    /* Asks for what comes next to be brought into L2. Behind the wait, while the input is prepared and memory idle:
-     * before it, this took bandwidth from the previous kernel. */
-    __device__ __forceinline__ void prefetch_ahead(int amount) const {
-        weight_runs copy = *this;
-        if (threadIdx.x & 31)
-            return;
-        while (amount > 0) {
-            if (copy.bytes == 0) {
-                if (copy.left == 0)
-                    return;
-                copy.next();
-            }
-            u32 n = min(copy.bytes, (u32)amount);
-            prefetch(copy.from, n);
-            copy.bytes -= n, copy.from += n, amount -= (int)n;
-        }
-    }
 };
 
 #endif

@@ -39,12 +39,10 @@ template <class F> HK_FN u32 start_or_sum(int u, float scale, s32 sum) {
 template <class F> HK_FN void write_meta(u8 *meta, int unit, float scale, const s32 (&sums)[2]) {
     int u = unit & 7;
     scale = short_of(scale);
-    float down = scale * power_of_half(F::shift(u));
-    if (F::SUB == 32)
-        *(u32x2 *)(meta + 8 * unit) = {{__float_as_uint(down), start_or_sum<F>(u, scale, sums[0] + sums[1])}};
-    else
-        *(u32x4 *)(meta + 16 * unit) = {
-            {__float_as_uint(down), start_or_sum<F>(u, scale, sums[0]), start_or_sum<F>(u, scale, sums[1]), 0}};
+    u32 m[4] = {__float_as_uint(scale * power_of_half(F::shift(u)))};
+    m[1] = start_or_sum<F>(u, scale, F::SUB == 32 ? sums[0] + sums[1] : sums[0]);
+    m[2] = start_or_sum<F>(u, scale, sums[1]);
+    store_in_all(meta + step_of<F>::META * unit, m, step_of<F>::META / 4);
 }
 
 /* d = start + unit u times b. */

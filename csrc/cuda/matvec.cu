@@ -17,24 +17,26 @@
 #include "hk_group.cuh"
 #include "hk_rows.cuh"
 
-#define HK_MAX_STEP_WARPS 12
+#define HK_MAX_STEP_WARPS 8
 
 /* The input of the only column into shared memory, zero up to whole steps. A thread holds E times eight values in
- * registers, so that one trip to L2 is enough for K up to 8 E * threads. Norm weights depend on nothing: they are read
- * before the wait.
+ * registers, so that one trip to L2 is enough for up to 8 E * threads values. Norm weights depend on nothing: they are
+ * read before the wait.
  */
 struct only_column {
     s8 *codes;
     u8 *meta, *meta2;
 };
-template <int E> HK_FN void load_eights(const float *from, int eights, int base, bool fresh, float (&x)[E][8]) {
+/* Eights [first, end) of a row of `eights`; zeros behind it. */
+template <int E>
+HK_FN void load_eights(const float *from, int eights, int first, int end, bool fresh, float (&x)[E][8]) {
 #pragma unroll
     for (int k = 0; k < E; k++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int i = base + k * blockDim.x + threadIdx.x;
+            int i = first + k * blockDim.x + threadIdx.x;
             f32x4 v = {};
-            if (i < eights)
+            if (i < eights && i < end)
                 v = fresh ? load_fresh4(from + 8 * i + 4 * h) : *(const f32x4 *)(from + 8 * i + 4 * h);
 #pragma unroll
             for (int j = 0; j < 4; j++)
@@ -42,40 +44,42 @@ template <int E> HK_FN void load_eights(const float *from, int eights, int base,
         }
 }
 template <class F, class G, int E>
-HK_FN void quantise_eights(const float (&x)[E][8], int base, int padded, const only_column &to) {
+HK_FN void quantise_eights(const float (&x)[E][8], int first, int end, const only_column &to) {
 #pragma unroll
     for (int k = 0; k < E; k++) {
-        int i = base + k * blockDim.x + threadIdx.x;
-        if (i - (int)threadIdx.x >= padded)
+        int i = first + k * blockDim.x + threadIdx.x;
+        if (i - (int)threadIdx.x >= end)
             break;
         float scale;
         s32 sums[2];
         u32x2 word = quantise_eight(x[k], scale, sums);
-        if (i >= padded)
+        if (i >= end)
             continue;
-        *(u32x2 *)(to.codes + 8 * i) = word;
+        store_in_all(to.codes + 8 * i, word.v, 2);
         if ((threadIdx.x & 3) == 0)
             write_meta<F>(to.meta, i >> 2, scale, sums);
         if (!is_same<F, G>::value && (threadIdx.x & 3) == 1)
             write_meta<G>(to.meta2, i >> 2, scale, sums);
     }
 }
-/* A norm's factor belongs to all values alike, so it is left to the sums: only the squares are added here. */
+/* The blocks of a cluster share the work. A norm's factor belongs to all values alike, so it is left to the sums: only
+ * the squares are added here. */
 template <class F, class G, int E, bool NORMALISE>
-HK_FN void prepare_input(const hk_matvec_args &a, const only_column &to, float *squares,
-                         const weight_runs<F, G> &runs) {
-    int K = (int)a.cols, eights = K / 8, padded = (K + 255) / 256 * 32, weights = NORMALISE && a.norm ? eights : 0;
+HK_FN void prepare_input(const hk_matvec_args &a, const only_column &to, float *squares) {
+    int K = (int)a.cols, eights = K / 8, share = ((K + 255) / 256 * 32 / HK_CLUSTER_SIZE + 7) & ~7;
+    int first = (int)cluster_rank() * share, end = min(first + share, (K + 255) / 256 * 32);
+    int weights = NORMALISE && a.norm ? eights : 0;
     float x[E][8], w[E][8], sum = 0;
     if (NORMALISE)
-        load_eights<E>(a.norm, weights, 0, false, w);
+        load_eights<E>(a.norm, weights, first, end, false, w);
+    if (HK_CLUSTER_SIZE > 1)
+        cluster_wait(); /* the others are there */
     wait_for_previous();
-    for (int base = 0; base < padded; base += E * blockDim.x) {
-        load_eights<E>(a.x, eights, base, true, x);
-        if (base == 0)
-            runs.prefetch_ahead(a.ahead);
+    for (int base = first; base < end; base += E * blockDim.x) {
+        load_eights<E>(a.x, eights, base, end, true, x);
         if (NORMALISE) {
-            if (base)
-                load_eights<E>(a.norm, weights, base, false, w);
+            if (base > first)
+                load_eights<E>(a.norm, weights, base, end, false, w);
 #pragma unroll
             for (int k = 0; k < E; k++)
 #pragma unroll
@@ -84,18 +88,21 @@ HK_FN void prepare_input(const hk_matvec_args &a, const only_column &to, float *
                     x[k][j] *= a.norm ? w[k][j] : 1.0f;
                 }
         }
-        quantise_eights<F, G, E>(x, base, padded, to);
+        quantise_eights<F, G, E>(x, base, end, to);
     }
     if (NORMALISE) {
-        sum = warp_sum(sum);
+        u32 total = __float_as_uint(warp_sum(sum));
         if ((threadIdx.x & 31) == 0)
-            squares[threadIdx.x >> 5] = sum;
+            store_in_all(squares + cluster_rank() * (blockDim.x >> 5) + (threadIdx.x >> 5), &total, 1);
     }
+    cluster_arrive();
+    cluster_wait();
 }
 /* Behind a barrier. */
 HK_FN float norm_factor(const hk_matvec_args &a, const float *squares) {
     int lane = threadIdx.x & 31;
-    return rsqrtf(warp_sum(lane < blockDim.x >> 5 ? squares[lane] : 0) / (float)a.cols + a.eps);
+    float sum = lane < HK_CLUSTER_SIZE * (int)(blockDim.x >> 5) ? squares[lane] : 0;
+    return rsqrtf(warp_sum(sum) / (float)a.cols + a.eps);
 }
 
 /* The quantised input of 8 columns into shared memory; unused ones as zeros. */
@@ -241,6 +248,8 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
     constexpr int SLOT = step_of<F>::BYTES > step_of<G>::BYTES ? step_of<F>::BYTES : step_of<G>::BYTES;
     constexpr int V = tile_sums<N>::V;
     allow_next();
+    if (N == 1)
+        cluster_arrive();
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
     shared_sums<N> *left = (shared_sums<N> *)(shared + warps * a.slots * SLOT);
     u64 *barriers = (u64 *)(left + 1);
@@ -260,6 +269,8 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
     int n = min(N, a.step.counts[a.rows_are_outputs]); /* written before the first kernel of a step */
     only_column x = {};
     if (n == 0) {
+        if (N == 1)
+            cluster_wait();
         wait_for_previous();
         for (; asked; asked--) { /* copies that are still under way would write into the next block's memory */
             ring.take();
@@ -273,13 +284,11 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
         x.meta = (u8 *)x.codes + padded;
         x.meta2 = x.meta + padded / 32 * step_of<F>::META;
         if (a.normalise)
-            prepare_input<F, G, 4, true>(a, x, squares, runs);
+            prepare_input<F, G, 4 / HK_CLUSTER_SIZE, true>(a, x, squares);
         else
-            prepare_input<F, G, 6, false>(a, x, squares, runs);
-        __syncthreads();
+            prepare_input<F, G, 6 / HK_CLUSTER_SIZE, false>(a, x, squares);
     } else {
         wait_for_previous();
-        runs.prefetch_ahead(a.ahead);
         x.meta = (u8 *)x.codes + 8 * a.cols;
         if (a.staged) {
             copy_columns(a, (u8 *)x.codes, x.meta, n);
@@ -336,7 +345,8 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
 #endif
 #define HK_MATVEC_FEW_THREADS 256
 #define HK_MATVEC(lower)                                                                                               \
-    HK_KERNEL __launch_bounds__(HK_MATVEC_THREADS, 2) hk_matvec_##lower(const __grid_constant__ hk_matvec_args a) {    \
+    HK_KERNEL HK_CLUSTERED __launch_bounds__(HK_MATVEC_THREADS, 2)                                                     \
+        hk_matvec_##lower(const __grid_constant__ hk_matvec_args a) {                                                  \
         matvec<unit_##lower, unit_##lower, 1>(a);                                                                      \
     }                                                                                                                  \
     HK_KERNEL __launch_bounds__(HK_MATVEC_FEW_THREADS, 2)                                                              \
@@ -344,7 +354,7 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
         matvec<unit_##lower, unit_##lower, 8>(a);                                                                      \
     }
 #define HK_MATVEC_MIXED(one, other)                                                                                    \
-    HK_KERNEL __launch_bounds__(HK_MATVEC_THREADS, 2)                                                                  \
+    HK_KERNEL HK_CLUSTERED __launch_bounds__(HK_MATVEC_THREADS, 2)                                                     \
         hk_matvec_##one##_##other(const __grid_constant__ hk_matvec_args a) {                                          \
         matvec<unit_##one, unit_##other, 1>(a);                                                                        \
     }

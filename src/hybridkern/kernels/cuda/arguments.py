@@ -24,8 +24,9 @@ CONVERT = _struct((P, "raw"), (MATRIX, "to"), (I64, "rows cols"))
 PART = _struct((MATRIX, "w"), (P, "out bias add"), (I64, "rows out_stride add_stride"))
 MATVEC = _struct(
     (I64, "cols"),
-    (I32, "n_parts n_first tiles more_tiles other_tiles other_more_tiles slots glu rows_are_outputs normalise ahead"),
+    (I32, "n_parts n_first tiles more_tiles other_tiles other_more_tiles slots glu rows_are_outputs normalise"),
     (F32, "eps"),
+    (I32, "pad"),
     (PART, "part", (MAX_PARTS,)),
     (P, "x norm codes meta"),
     (I64, "staged"),
