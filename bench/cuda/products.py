@@ -17,7 +17,7 @@ import pycuda.driver as cuda
 
 from hybridkern.kernels.cuda import launches
 from hybridkern.kernels.cuda.driver import Event, Graph, Kernels, Memory, Stream, attribute
-from hybridkern.kernels.cuda.launches import MATVEC_AHEAD, MATVEC_RING, MATVEC_WARPS, Launch
+from hybridkern.kernels.cuda.launches import MATVEC_RING, MATVEC_WARPS, Launch
 from hybridkern.kernels.cuda.layout import LAYOUTS, device_bytes
 
 REPEATS = 7
@@ -82,7 +82,6 @@ def rotating(b: Bench, type_name: str, rows: int, cols: int, total: int) -> list
 
 def matvec(
     b: Bench, type_name: str, rows: int, cols: int, n: int = 1, warps: int = MATVEC_WARPS, ring: int = MATVEC_RING,
-    ahead: int = MATVEC_AHEAD,
 ) -> float:  # fmt: skip
     """GB/s."""
     step = b.step(n)
@@ -96,7 +95,7 @@ def matvec(
             one = launches.matvec(
                 type_name, step, group, cols, x=s, norm=s, normalise=cols <= 8192, eps=1e-5,
                 quantised=None if n == 1 else (s, s + (1 << 20)), processors=b.processors, warps=warps,
-                ring=ring, ahead=ahead,
+                ring=ring,
             )  # fmt: skip
         made.append(one)
     return len(made) * device_bytes(type_name, rows, cols) / b.time(made) / 1e9
@@ -129,9 +128,9 @@ def main() -> int:
     b = Bench(args.images)
     shapes = ", ".join(f"{rows}x{cols}" for rows, cols in SHAPES)
     if args.sweep:
-        for f, warps, ring, ahead in product(formats, (8, 12), (48, 73), (0, 64, 160)):
-            row = [f"{matvec(b, f, *shape, 1, warps, ring << 10, ahead << 10):6.0f}" for shape in SHAPES]
-            print(f"{f:7s} {warps:2d} warps {ring:3d} + {ahead:3d} KiB, {shapes}: {' '.join(row)}", flush=True)
+        for f, warps, ring in product(formats, (4, 8), (48, 73, 96)):
+            row = [f"{matvec(b, f, *shape, 1, warps, ring << 10):6.0f}" for shape in SHAPES]
+            print(f"{f:7s} {warps:2d} warps {ring:3d} KiB, {shapes}: {' '.join(row)}", flush=True)
     elif args.many:
         print("TFLOP/s, 11008x4096, n = 32, 512, 2048", flush=True)
         for f in formats:

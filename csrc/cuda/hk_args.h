@@ -36,20 +36,23 @@ typedef struct hk_part {
 enum { HK_GLU_NONE, HK_GLU_SILU, HK_GLU_GELU_TANH };
 
 typedef struct hk_matvec_args {
-    hk_step step;
+    /* What the first copies need lies together: every line of arguments is a miss of the constant cache. */
+    long long cols;
+    int n_parts, n_first; /* parts in the first of two formats */
+    int tiles, more_tiles, other_tiles,
+        other_more_tiles; /* 16 rows of both formats for every block; blocks with one more */
+    int slots;            /* steps of 256 columns that a warp has on their way */
+    int glu, rows_are_outputs, normalise;
+    float eps;
+    int pad;
     hk_part part[HK_MAX_PARTS]; /* with glu: gate, up; the result goes to part[0].out */
     /* One column: float input, normalised by `norm` if that is given, quantised by every CTA for itself. */
     const float *x, *norm;
-    /* More columns: quantised input, see hk_unit.cuh. */
+    /* More columns: quantised input, see hk_rows.cuh. */
     const signed char *codes;
     const unsigned char *meta;
-    long long cols, staged; /* whether codes and meta are copied to shared memory */
-    int n_parts, n_first;                                /* parts in the first of two formats */
-    int tiles, more_tiles, other_tiles, other_more_tiles; /* 16 rows of both formats for every block; blocks with one more */
-    int glu, rows_are_outputs, normalise;
-    int slots; /* steps of 256 columns that a warp has on their way */
-    int ahead; /* bytes behind them that a warp has brought into L2 */
-    float eps;
+    long long staged; /* whether codes and meta are copied to shared memory */
+    hk_step step;
 } hk_matvec_args;
 
 typedef struct hk_matmul_args {

@@ -194,6 +194,56 @@ HK_FN void allow_next() {
 #endif
 }
 
+/* --- clusters: blocks that run at the same time and write into each other's shared memory; of one block below sm_90
+ * --- */
+
+#ifndef HK_CLUSTER
+#define HK_CLUSTER 2
+#endif
+#if __CUDA_ARCH__ >= 900 && HK_CLUSTER > 1
+#define HK_CLUSTERED    __cluster_dims__(HK_CLUSTER, 1, 1)
+#define HK_CLUSTER_SIZE HK_CLUSTER
+#else
+#define HK_CLUSTERED
+#define HK_CLUSTER_SIZE 1
+#endif
+HK_FN u32 cluster_rank() { return HK_CLUSTER_SIZE > 1 ? blockIdx.x % HK_CLUSTER_SIZE : 0; }
+/* Arriving makes what was written before visible behind the wait. Without a cluster, a barrier of the block. */
+HK_FN void cluster_arrive() {
+#if HK_CLUSTER_SIZE > 1
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+HK_FN void cluster_wait() {
+#if HK_CLUSTER_SIZE > 1
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+/* Stores to the same place of every block's shared memory. */
+HK_FN void store_in_all(void *to, const u32 *v, int words) {
+#if HK_CLUSTER_SIZE > 1
+#pragma unroll
+    for (u32 r = 0; r < HK_CLUSTER_SIZE; r++) {
+        u32 at;
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(to)), "r"(r));
+        if (words == 1)
+            asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(at), "r"(v[0]) : "memory");
+        if (words == 2)
+            asm volatile("st.shared::cluster.v2.u32 [%0], {%1,%2};" ::"r"(at), "r"(v[0]), "r"(v[1]) : "memory");
+        if (words == 4)
+            asm volatile("st.shared::cluster.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]),
+                         "r"(v[3])
+                         : "memory");
+    }
+#else
+#pragma unroll
+    for (int i = 0; i < words; i++)
+        ((u32 *)to)[i] = v[i];
+#endif
+}
+
 /* --- asynchronous copies of 16 bytes, zeros where !valid; plain copies below sm_80 --- */
 
 HK_FN void copy16_async(void *shared, const void *global, bool valid) {
@@ -219,8 +269,8 @@ template <int PENDING> HK_FN void copies_wait() {
 
 /* --- matrix instructions --- */
 
-/* d[16][8] = c[16][8] + a[16][32] b[32][8] in integers, a of u8 or s8, b of s8, fragments as PTX defines them for m16n8k32;
- * four m8n8k16 on sm_75. */
+/* d[16][8] = c[16][8] + a[16][32] b[32][8] in integers, a of u8 or s8, b of s8, fragments as PTX defines them for
+ * m16n8k32; four m8n8k16 on sm_75. */
 #if __CUDA_ARCH__ >= 800
 #define HK_MMA_8(type)                                                                                                 \
     asm("mma.sync.aligned.m16n8k32.row.col.s32." type                                                                  \
@@ -238,8 +288,7 @@ template <int PENDING> HK_FN void copies_wait() {
     HK_MMA_8_QUARTER(type, 1, c, a[1], b0);                                                                            \
     HK_MMA_8_QUARTER(type, 1, d, a[3], b1)
 #endif
-template <bool SIGNED>
-HK_FN void mma_8_bit(s32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, const s32 (&c)[4]) {
+template <bool SIGNED> HK_FN void mma_8_bit(s32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, const s32 (&c)[4]) {
     if (SIGNED) {
         HK_MMA_8("s8");
     } else {

@@ -1,10 +1,10 @@
-/* How the steps of a group of products are shared out, and where a warp's steps lie. A tile is 16 rows of one part, or with
- * `glu` 16 rows of the gate, then the same of up.
+/* How the steps of a group of products are shared out, and where a warp's steps lie. A tile is 16 rows of one part, or
+ * with `glu` 16 rows of the gate, then the same of up.
  *
  * A block has a contiguous range of the tiles of the first format's parts, and one of the second's: as many of each as
- * other blocks, but for one, and which blocks have one more of the second runs against which have one more of the first.
- * Its warps have contiguous ranges of the steps of all these. This is worked out at the start of every kernel, in front of
- * the first copy: it has to be short (general divisions by cost took 2 us).
+ * other blocks, but for one, and which blocks have one more of the second runs against which have one more of the
+ * first. Its warps have contiguous ranges of the steps of all these. This is worked out at the start of every kernel,
+ * in front of the first copy: it has to be short (general divisions by cost took 2 us).
  */
 #ifndef HK_GROUP_CUH
 #define HK_GROUP_CUH
@@ -32,7 +32,7 @@ struct step_place {
 
 template <class F, class G> struct group_of_parts {
     const hk_matvec_args &a;
-    int steps, per_tile;                        /* steps of a row, of a tile */
+    int steps, per_tile;                         /* steps of a row, of a tile */
     int first, n_first, other, n_other, n_parts; /* the block's tiles of both formats */
 
     __device__ __forceinline__ group_of_parts(const hk_matvec_args &args) : a(args) {
@@ -80,7 +80,8 @@ template <class F, class G> struct group_of_parts {
     }
 };
 
-/* Where a warp's steps lie: one run of bytes after the other, each of one matrix and at most a row of tiles' records. */
+/* Where a warp's steps lie: one run of bytes after the other, each of one matrix and at most a row of tiles' records.
+ */
 template <class F, class G> struct weight_runs {
     const group_of_parts<F, G> &group;
     step_place place; /* of the next run */
@@ -117,20 +118,6 @@ template <class F, class G> struct weight_runs {
         from += n;
         bytes -= n;
         return true;
-    }
-    /* Asks for what comes next to be brought into L2. */
-    __device__ __forceinline__ void prefetch_ahead(int amount) const {
-        weight_runs copy = *this;
-        while (amount > 0) {
-            if (copy.bytes == 0) {
-                if (copy.left == 0)
-                    return;
-                copy.next();
-            }
-            u32 n = min(copy.bytes, (u32)amount);
-            prefetch(copy.from, n);
-            copy.bytes -= n, copy.from += n, amount -= (int)n;
-        }
     }
 };
 

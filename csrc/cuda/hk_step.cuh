@@ -39,12 +39,10 @@ template <class F> HK_FN u32 start_or_sum(int u, float scale, s32 sum) {
 template <class F> HK_FN void write_meta(u8 *meta, int unit, float scale, const s32 (&sums)[2]) {
     int u = unit & 7;
     scale = short_of(scale);
-    float down = scale * power_of_half(F::shift(u));
-    if (F::SUB == 32)
-        *(u32x2 *)(meta + 8 * unit) = {{__float_as_uint(down), start_or_sum<F>(u, scale, sums[0] + sums[1])}};
-    else
-        *(u32x4 *)(meta + 16 * unit) = {
-            {__float_as_uint(down), start_or_sum<F>(u, scale, sums[0]), start_or_sum<F>(u, scale, sums[1]), 0}};
+    u32 m[4] = {__float_as_uint(scale * power_of_half(F::shift(u)))};
+    m[1] = start_or_sum<F>(u, scale, F::SUB == 32 ? sums[0] + sums[1] : sums[0]);
+    m[2] = start_or_sum<F>(u, scale, sums[1]);
+    store_in_all(meta + step_of<F>::META * unit, m, step_of<F>::META / 4);
 }
 
 /* d = start + unit u times b. */
@@ -75,7 +73,8 @@ HK_FN void multiply_one(const u8 *w, int records, const s8 *x, const u8 *meta, i
     int g = lane >> 2, t = lane & 3;
     u32x2 b[TILES];
     float d[2], z[TILES][2];
-    s32 start[TILES][4], c[TILES][4];
+    s32 start[TILES][4], c[TILES][4],
+        more[TILES][4] = {}; /* more: of every other unit, so that fewer wait for each other */
     if constexpr (TILES == 1) {
         b[0] = *(const u32x2 *)(x + 8 * lane);
         u32x4 m = *(const u32x4 *)(meta + 16 * t);
@@ -94,7 +93,9 @@ HK_FN void multiply_one(const u8 *w, int records, const s8 *x, const u8 *meta, i
         }
     }
     lane_scales<F> scales;
-    int record = step_of<F>::RECORDS == 1 ? 0 : t < records ? t : records - 1; /* what is not there is multiplied by 0 */
+    int record = step_of<F>::RECORDS == 1 ? 0
+                 : t < records            ? t
+                                          : records - 1; /* what is not there is multiplied by 0 */
     scales_of(w + record * F::BYTES + F::SCALES_AT, lane, scales);
 #pragma unroll
     for (int i = 0; i < TILES; i++)
@@ -116,9 +117,17 @@ HK_FN void multiply_one(const u8 *w, int records, const s8 *x, const u8 *meta, i
             } else {
                 int i = u >> 2;
                 u32 here = g >> 1 == (u & 3) ? ~0u : 0;
-                mma_unit(c[i], codes, k, b[i].v[0] & here, b[i].v[1] & here, c[i]);
+                s32(&sum)[4] = u & 1 ? more[i] : c[i];
+                mma_unit(sum, codes, k, b[i].v[0] & here, b[i].v[1] & here, sum);
             }
         }
+    }
+    if constexpr (TILES == 2) {
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                c[i][k] += more[i][k];
     }
     float minus[2] = {minus_start(d[0]), minus_start(d[1])};
 #pragma unroll

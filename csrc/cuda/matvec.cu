@@ -17,23 +17,26 @@
 #include "hk_group.cuh"
 #include "hk_rows.cuh"
 
-#define HK_MAX_STEP_WARPS 12
+#define HK_MAX_STEP_WARPS 8
 
-/* The input of the only column into shared memory, zero up to whole steps. A thread holds E times eight values in registers,
- * so that one trip to L2 is enough for K up to 8 E * threads. Norm weights depend on nothing: they are read before the wait.
+/* The input of the only column into shared memory, zero up to whole steps. A thread holds E times eight values in
+ * registers, so that one trip to L2 is enough for up to 8 E * threads values. Norm weights depend on nothing: they are
+ * read before the wait.
  */
 struct only_column {
     s8 *codes;
     u8 *meta, *meta2;
 };
-template <int E> HK_FN void load_eights(const float *from, int eights, int base, bool fresh, float (&x)[E][8]) {
+/* Eights [first, end) of a row of `eights`; zeros behind it. */
+template <int E>
+HK_FN void load_eights(const float *from, int eights, int first, int end, bool fresh, float (&x)[E][8]) {
 #pragma unroll
     for (int k = 0; k < E; k++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int i = base + k * blockDim.x + threadIdx.x;
+            int i = first + k * blockDim.x + threadIdx.x;
             f32x4 v = {};
-            if (i < eights)
+            if (i < eights && i < end)
                 v = fresh ? load_fresh4(from + 8 * i + 4 * h) : *(const f32x4 *)(from + 8 * i + 4 * h);
 #pragma unroll
             for (int j = 0; j < 4; j++)
@@ -41,37 +44,42 @@ template <int E> HK_FN void load_eights(const float *from, int eights, int base,
         }
 }
 template <class F, class G, int E>
-HK_FN void quantise_eights(const float (&x)[E][8], int base, int padded, const only_column &to) {
+HK_FN void quantise_eights(const float (&x)[E][8], int first, int end, const only_column &to) {
 #pragma unroll
     for (int k = 0; k < E; k++) {
-        int i = base + k * blockDim.x + threadIdx.x;
-        if (i - (int)threadIdx.x >= padded)
+        int i = first + k * blockDim.x + threadIdx.x;
+        if (i - (int)threadIdx.x >= end)
             break;
         float scale;
         s32 sums[2];
         u32x2 word = quantise_eight(x[k], scale, sums);
-        if (i >= padded)
+        if (i >= end)
             continue;
-        *(u32x2 *)(to.codes + 8 * i) = word;
+        store_in_all(to.codes + 8 * i, word.v, 2);
         if ((threadIdx.x & 3) == 0)
             write_meta<F>(to.meta, i >> 2, scale, sums);
         if (!is_same<F, G>::value && (threadIdx.x & 3) == 1)
             write_meta<G>(to.meta2, i >> 2, scale, sums);
     }
 }
-/* A norm's factor belongs to all values alike, so it is left to the sums: only the squares are added here. */
+/* The blocks of a cluster share the work. A norm's factor belongs to all values alike, so it is left to the sums: only
+ * the squares are added here. */
 template <class F, class G, int E, bool NORMALISE>
 HK_FN void prepare_input(const hk_matvec_args &a, const only_column &to, float *squares) {
-    int K = (int)a.cols, eights = K / 8, padded = (K + 255) / 256 * 32, weights = NORMALISE && a.norm ? eights : 0;
+    int K = (int)a.cols, eights = K / 8, share = ((K + 255) / 256 * 32 / HK_CLUSTER_SIZE + 7) & ~7;
+    int first = (int)cluster_rank() * share, end = min(first + share, (K + 255) / 256 * 32);
+    int weights = NORMALISE && a.norm ? eights : 0;
     float x[E][8], w[E][8], sum = 0;
     if (NORMALISE)
-        load_eights<E>(a.norm, weights, 0, false, w);
+        load_eights<E>(a.norm, weights, first, end, false, w);
+    if (HK_CLUSTER_SIZE > 1)
+        cluster_wait(); /* the others are there */
     wait_for_previous();
-    for (int base = 0; base < padded; base += E * blockDim.x) {
-        load_eights<E>(a.x, eights, base, true, x);
+    for (int base = first; base < end; base += E * blockDim.x) {
+        load_eights<E>(a.x, eights, base, end, true, x);
         if (NORMALISE) {
-            if (base)
-                load_eights<E>(a.norm, weights, base, false, w);
+            if (base > first)
+                load_eights<E>(a.norm, weights, base, end, false, w);
 #pragma unroll
             for (int k = 0; k < E; k++)
 #pragma unroll
@@ -80,18 +88,21 @@ HK_FN void prepare_input(const hk_matvec_args &a, const only_column &to, float *
                     x[k][j] *= a.norm ? w[k][j] : 1.0f;
                 }
         }
-        quantise_eights<F, G, E>(x, base, padded, to);
+        quantise_eights<F, G, E>(x, base, end, to);
     }
     if (NORMALISE) {
-        sum = warp_sum(sum);
+        u32 total = __float_as_uint(warp_sum(sum));
         if ((threadIdx.x & 31) == 0)
-            squares[threadIdx.x >> 5] = sum;
+            store_in_all(squares + cluster_rank() * (blockDim.x >> 5) + (threadIdx.x >> 5), &total, 1);
     }
+    cluster_arrive();
+    cluster_wait();
 }
 /* Behind a barrier. */
 HK_FN float norm_factor(const hk_matvec_args &a, const float *squares) {
     int lane = threadIdx.x & 31;
-    return rsqrtf(warp_sum(lane < blockDim.x >> 5 ? squares[lane] : 0) / (float)a.cols + a.eps);
+    float sum = lane < HK_CLUSTER_SIZE * (int)(blockDim.x >> 5) ? squares[lane] : 0;
+    return rsqrtf(warp_sum(sum) / (float)a.cols + a.eps);
 }
 
 /* The quantised input of 8 columns into shared memory; unused ones as zeros. */
@@ -133,8 +144,8 @@ HK_FN void store_result(const hk_matvec_args &a, int part, int row, int j, float
     p.out[j * p.out_stride + row] = value;
 }
 
-/* Sums of a tile, or of a warp's part of it. One column: lane 4 g + t has row g + 8 (t % 2), the same twice; else the four
- * of multiply_few. gate: with glu. */
+/* Sums of a tile, or of a warp's part of it. One column: lane 4 g + t has row g + 8 (t % 2), the same twice; else the
+ * four of multiply_few. gate: with glu. */
 template <int N> struct tile_sums {
     static constexpr int V = N == 1 ? 1 : 4;
     float y[V], gate[V];
@@ -237,6 +248,8 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
     constexpr int SLOT = step_of<F>::BYTES > step_of<G>::BYTES ? step_of<F>::BYTES : step_of<G>::BYTES;
     constexpr int V = tile_sums<N>::V;
     allow_next();
+    if (N == 1)
+        cluster_arrive();
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
     shared_sums<N> *left = (shared_sums<N> *)(shared + warps * a.slots * SLOT);
     u64 *barriers = (u64 *)(left + 1);
@@ -250,10 +263,14 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
     weight_runs<F, G> runs = {group, p, steps};
     while (asked < a.slots && runs.ask(ring))
         asked++;
-    runs.prefetch_ahead(a.ahead);
+    /* What is needed at the end, into the constant cache: it was cold, and took 0.3 us there. */
+    const hk_part &soon = a.part[min(p.part, HK_MAX_PARTS - 1)];
+    asm volatile("" ::"l"(soon.out), "l"(soon.bias), "l"(soon.add), "l"(soon.rows));
     int n = min(N, a.step.counts[a.rows_are_outputs]); /* written before the first kernel of a step */
     only_column x = {};
     if (n == 0) {
+        if (N == 1)
+            cluster_wait();
         wait_for_previous();
         for (; asked; asked--) { /* copies that are still under way would write into the next block's memory */
             ring.take();
@@ -267,10 +284,9 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
         x.meta = (u8 *)x.codes + padded;
         x.meta2 = x.meta + padded / 32 * step_of<F>::META;
         if (a.normalise)
-            prepare_input<F, G, 4, true>(a, x, squares);
+            prepare_input<F, G, 4 / HK_CLUSTER_SIZE, true>(a, x, squares);
         else
-            prepare_input<F, G, 6, false>(a, x, squares);
-        __syncthreads();
+            prepare_input<F, G, 6 / HK_CLUSTER_SIZE, false>(a, x, squares);
     } else {
         wait_for_previous();
         x.meta = (u8 *)x.codes + 8 * a.cols;
@@ -281,15 +297,14 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
             x = {(s8 *)a.codes, (u8 *)a.meta, (u8 *)0};
         }
     }
-    addend early = {};
     step_worker<F, G, N> worker = {a, ring, runs, x, squares, a.normalise ? 0.0f : 1.0f};
-    tile_sums<N> s;
-    bool open = false;
     int done = 2;
+    bool met = false;
     while (steps) {
         int count = min(group.per_tile - p.at, steps);
         bool ends = p.at + count == group.per_tile;
-        s = {};
+        tile_sums<N> s = {};
+        addend early = {};
         if (N == 1 && !a.glu && p.at == 0 && !ends) { /* needed only when others are done with it: asked for now */
             int row = 16 * p.tile + (lane >> 2) + 8 * (lane & 1);
             const hk_part &part = a.part[p.part];
@@ -306,21 +321,23 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
                 left->v[warp][1][v][lane] = s.gate[v];
             }
             done = ends;
-        } else if (ends) {
-            store_tile<N>(a, p, n, s, {});
         } else {
-            open = true;
-            break;
+            if (!ends) { /* other warps go on with it; this one's last */
+                if (lane == 0)
+                    left->done[warp] = done;
+                __syncthreads();
+                met = true;
+                add_shared<N>(*left, warp, warps, s);
+            }
+            store_tile<N>(a, p, n, s, early);
         }
         p = group.behind(p, count);
     }
+    if (met)
+        return;
     if (lane == 0)
         left->done[warp] = done;
     __syncthreads();
-    if (open) {
-        add_shared<N>(*left, warp, warps, s);
-        store_tile<N>(a, p, n, s, early);
-    }
 }
 
 #ifndef HK_MATVEC_THREADS
@@ -328,14 +345,17 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
 #endif
 #define HK_MATVEC_FEW_THREADS 256
 #define HK_MATVEC(lower)                                                                                               \
-    HK_KERNEL __launch_bounds__(HK_MATVEC_THREADS, 2) hk_matvec_##lower(const __grid_constant__ hk_matvec_args a) {                  \
+    HK_KERNEL HK_CLUSTERED __launch_bounds__(HK_MATVEC_THREADS, 2)                                                     \
+        hk_matvec_##lower(const __grid_constant__ hk_matvec_args a) {                                                  \
         matvec<unit_##lower, unit_##lower, 1>(a);                                                                      \
     }                                                                                                                  \
-    HK_KERNEL __launch_bounds__(HK_MATVEC_FEW_THREADS, 2) hk_matvec8_##lower(const __grid_constant__ hk_matvec_args a) {                 \
+    HK_KERNEL __launch_bounds__(HK_MATVEC_FEW_THREADS, 2)                                                              \
+        hk_matvec8_##lower(const __grid_constant__ hk_matvec_args a) {                                                 \
         matvec<unit_##lower, unit_##lower, 8>(a);                                                                      \
     }
 #define HK_MATVEC_MIXED(one, other)                                                                                    \
-    HK_KERNEL __launch_bounds__(HK_MATVEC_THREADS, 2) hk_matvec_##one##_##other(const __grid_constant__ hk_matvec_args a) {          \
+    HK_KERNEL HK_CLUSTERED __launch_bounds__(HK_MATVEC_THREADS, 2)                                                     \
+        hk_matvec_##one##_##other(const __grid_constant__ hk_matvec_args a) {                                          \
         matvec<unit_##one, unit_##other, 1>(a);                                                                        \
     }
 #define HK_MATVEC_F32(lower)

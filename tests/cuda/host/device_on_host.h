@@ -54,6 +54,7 @@ static u32 half2_sub(u32 a, u32 b) {
     return low | (u32)float_to_half(half_to_float((u16)(a >> 16)) - half_to_float((u16)(b >> 16))) << 16;
 }
 static float bf16_to_float(u16 h) { return __uint_as_float((u32)h << 16); }
+static void store_in_all(void *to, const u32 *v, int words) { memcpy(to, v, 4 * words); }
 /* PTX prmt.b32 in its default mode. */
 static u32 permute(u32 a, u32 b, u32 selector) {
     u64 bytes = a | (u64)b << 32;

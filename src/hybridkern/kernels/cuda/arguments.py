@@ -23,12 +23,14 @@ MATRIX = _struct((P, "at"))
 CONVERT = _struct((P, "raw"), (MATRIX, "to"), (I64, "rows cols"))
 PART = _struct((MATRIX, "w"), (P, "out bias add"), (I64, "rows out_stride add_stride"))
 MATVEC = _struct(
-    (STEP, "step"),
+    (I64, "cols"),
+    (I32, "n_parts n_first tiles more_tiles other_tiles other_more_tiles slots glu rows_are_outputs normalise"),
+    (F32, "eps"),
+    (I32, "pad"),
     (PART, "part", (MAX_PARTS,)),
     (P, "x norm codes meta"),
-    (I64, "cols staged"),
-    (I32, "n_parts n_first tiles more_tiles other_tiles other_more_tiles glu rows_are_outputs normalise slots ahead"),
-    (F32, "eps"),
+    (I64, "staged"),
+    (STEP, "step"),
 )
 MATMUL = _struct(
     (STEP, "step"), (PART, "part"), (P, "x x_scale x32"), (I64, "cols x_stride"), (I32, "rows_are_outputs pad")

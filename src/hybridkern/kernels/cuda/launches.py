@@ -14,7 +14,7 @@ from . import arguments as a
 from .layout import LAYOUTS, TILE
 
 MATVEC_WARPS = 8
-MATVEC_AHEAD = 64 << 10  # bytes behind those that are brought into L2
+MATVEC_CLUSTER = 2  # blocks that prepare their input together: HK_CLUSTER of csrc/cuda/hk_device.cuh
 MATVEC_RING = 73 << 10  # bytes of weights that a block has on their way: two blocks must fit into a multiprocessor
 BLOCK_MEMORY = 227 << 10  # shared memory that a block may have
 # Pairs of formats that one launch takes (csrc/cuda/matvec.cu).
@@ -99,7 +99,7 @@ class MatvecShape:
 def matvec_shape(types: Sequence[str], cols: int, few: bool, warps: int, ring: int, limit: int) -> MatvecShape:
     """As csrc/cuda/matvec.cu lays it out. warps, ring (bytes of weights on their way): at most; limit: of memory."""
     slot = max(256 // LAYOUTS[t].columns * LAYOUTS[t].nbytes for t in types) + 8
-    fixed = 12 * 2 * (4 if few else 1) * 32 * 4 + 12 * 4 + 16 + 32 * 4
+    fixed = 8 * 2 * (4 if few else 1) * 32 * 4 + 8 * 4 + 16 + 32 * 4
     padded = _ceil(cols, 256) * 256
     column = 10 * cols if few else padded + sum(padded // 32 * LAYOUTS[t].meta for t in types)
     staged = few and fixed + column + 2 * warps * slot <= limit
@@ -128,7 +128,6 @@ def matvec(
     processors: int = 132,
     warps: int = MATVEC_WARPS,
     ring: int = MATVEC_RING,
-    ahead: int = MATVEC_AHEAD,
     limit: int = BLOCK_MEMORY,
 ) -> Launch:
     """Products with one column (x: float32, normalised on the way) or up to 8 (quantised: codes and meta).
@@ -141,7 +140,7 @@ def matvec(
     n_first = len(parts) - (other[1] if other else 0)
     tiles = [_ceil(p["rows"], TILE) for p in (parts[:1] if glu else parts)]
     first, second = sum(tiles[:n_first]), sum(tiles[n_first:])
-    grid = min(processors, first + second)
+    grid = _ceil(min(processors, first + second), MATVEC_CLUSTER) * MATVEC_CLUSTER
     args = a.pack(
         a.MATVEC,
         step=step,
@@ -162,7 +161,6 @@ def matvec(
         normalise=normalise,
         staged=shape.staged,
         slots=shape.slots,
-        ahead=ahead // shape.warps,
         eps=eps,
     )
     name = f"hk_matvec{'8' if few else ''}_{'_'.join(types).lower()}"
