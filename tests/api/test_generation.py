@@ -132,6 +132,8 @@ def test_a_conversation(model):
         {"mirostat": 3},
         {"seed": -1},
         {"stop": [""]},
+        {"stop": 3},
+        {"stop": b"3"},
         {"logit_bias": {-1: 1.0}},
     ],
     ids=str,
@@ -142,7 +144,7 @@ def test_arguments_of_generation_are_checked_at_once(model, options):
 
 
 def test_an_unknown_argument_is_a_type_error(model):
-    with pytest.raises(TypeError, match="temprature"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'temprature'; there are max_tokens"):
         model.generate(PROMPT, temprature=1)
 
 

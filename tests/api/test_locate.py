@@ -81,6 +81,13 @@ def test_parts_in_required_packages_are_joined_once(install, tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["m.gguf"]
 
 
+def test_a_cache_that_cannot_be_written(install, tmp_path):
+    install("big", {"m.gguf.part00": b"hello"})
+    (tmp_path / "cache").write_bytes(b"a file where the folder should be")
+    with pytest.raises(hk.HybridKernError, match=r"cache/hybridkern: Not a directory: .* XDG_CACHE_HOME"):
+        locate("package:big")
+
+
 def test_a_damaged_part_is_refused(install, tmp_path):
     folder = install("big", {"m.gguf.part00": b"hello ", "m.gguf.part01": b"world"})
     (folder / "m.gguf.part01").write_bytes(b"w0rld")

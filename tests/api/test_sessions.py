@@ -35,6 +35,14 @@ def test_the_prompt_is_computed_once_and_then_a_token_at_a_time(model):
     assert not model.engine.live
 
 
+def test_a_session_says_what_it_is(model):
+    session = model.session()
+    list(session.generate(PROMPT, max_tokens=4, temperature=0, ignore_eos=True))
+    assert repr(session) == f"<hybridkern.Session of {model!r}, 8 of 32 tokens>"
+    session.close()
+    assert repr(session).endswith(", closed>")
+
+
 def test_greedy_pieces_follow_the_logits(model):
     made = ids_of(model.generate(PROMPT, max_tokens=6, temperature=0, ignore_eos=True))
     rows = model.logits(PROMPT + made[:-1])[len(PROMPT) - 1 :]

@@ -37,6 +37,9 @@ from hybridkern.cli.values import unescape
         (["-ctk", "f16", "-ctv", "q8_0"], "-ctk f16 and -ctv q8_0"),
         (["--sha256", "abc"], "digest"),
         (["--stop", ""], "stop"),
+        (["--stop", "a\udcff"], "not valid UTF-8 at character 1"),
+        (["-cnv", "-sys", "\udcff"], "not valid UTF-8"),
+        (["-cnv", "--chat-template", "\udcff"], "not valid UTF-8"),
         (["-sys", "be brief"], "--system-prompt"),
         (["-f", "/nowhere/prompt"], "/nowhere/prompt"),
         (["-ngl", "99"], "GPU kernel set"),
@@ -57,6 +60,25 @@ def test_what_cannot_be_used_ends_with_status_2(command, tiny_path, words, named
     assert named in err
     assert err.splitlines()[-1].startswith("hybridkern: error: ")
     assert out in ("", "hello")
+
+
+@pytest.mark.parametrize("name", ["generate", "tokenize"])
+def test_a_prompt_that_is_no_text(command, tiny_path, tmp_path, monkeypatch, name):
+    """Not valid UTF-8: in -p it reaches Python as surrogates, in a file as bytes."""
+    status, out, err = command(name, "-m", tiny_path, "-p", "ab\udcff")
+    assert (status, out) == (2, "")
+    assert "-p/--prompt: 'ab\\udcff' is not valid UTF-8 at character 2" in err
+    path = tmp_path / "prompt"
+    path.write_bytes(b"ab\xff")
+    for errors in ("strict", "surrogateescape"):  # as a UTF-8 locale and as the C locale open standard input
+        with open(path, encoding="utf-8", errors=errors) as stream:
+            monkeypatch.setattr("sys.stdin", stream)
+            status, out, err = command(name, "-m", tiny_path, "-f", "-")
+        assert (status, out) == (2, "")
+        assert "-f -: " in err
+    status, out, err = command(name, "-m", tiny_path, "-f", path)
+    assert (status, out) == (2, "")
+    assert f"-f {path}: " in err
 
 
 def test_no_prompt_at_all(command, tiny_path):

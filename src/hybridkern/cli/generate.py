@@ -16,7 +16,7 @@ from hybridkern.errors import ArgumentError
 from .flags import add_context, add_model, add_sampling, load_arguments, sampling_arguments
 from .terminal import loading, note, write
 from .timing import Clock, timings
-from .values import given_text, integer, unescape
+from .values import given_text, integer, unescape, words
 
 if TYPE_CHECKING:
     from hybridkern import Model, Piece
@@ -27,20 +27,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     group = parser.add_argument_group("text")
     add = group.add_argument
-    add("-p", "--prompt", metavar="TEXT", help="the prompt; with -cnv the first message")
+    add("-p", "--prompt", type=words, metavar="TEXT", help="the prompt; with -cnv the first message")
     add("-f", "--file", metavar="FILE", help="read the prompt from a file; - is standard input")
     length = integer(-2, special="; -1 means until the model ends or the context is full")
     add("-n", "--n-predict", "--predict", type=length, default=-1, metavar="N", help="tokens to write (-1: no limit)")
     add("-e", "--escape", action="store_true", help=r"replace \n, \t, \xHH and the like in -p, -sys and --stop")
-    add("-r", "--reverse-prompt", "--stop", action="append", metavar="TEXT", help="stop before this text; repeatable")
+    stop = {"type": words, "action": "append", "metavar": "TEXT", "help": "stop before this text; repeatable"}
+    add("-r", "--reverse-prompt", "--stop", **stop)
     add("-sp", "--special", action="store_true", help="show control tokens in the output")
     add("--no-display-prompt", dest="show_prompt", action="store_false", help="do not repeat the prompt")
     add("--json", action="store_true", help="one JSON object at the end instead of text")
     chat = parser.add_argument_group("conversation")
     chat.add_argument("-cnv", "--chat", "--conversation", dest="chat", action="store_true", help="chat at the terminal")
     chat.add_argument("-st", "--single-turn", action="store_true", help="end after the first answer")
-    chat.add_argument("-sys", "--system", "--system-prompt", dest="system", metavar="TEXT", help="the system message")
-    chat.add_argument("--chat-template", metavar="TEMPLATE", help="a jinja template instead of the file's")
+    system = {"dest": "system", "type": words, "metavar": "TEXT", "help": "the system message"}
+    chat.add_argument("-sys", "--system", "--system-prompt", **system)
+    chat.add_argument("--chat-template", type=words, metavar="TEMPLATE", help="a jinja template instead of the file's")
     chat.add_argument("--chat-template-file", metavar="FILE", help="the same, from a file")
     add_context(parser)
     add_sampling(parser)

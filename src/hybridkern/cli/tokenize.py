@@ -9,14 +9,14 @@ from hybridkern.errors import ArgumentError
 
 from .flags import add_model
 from .terminal import note, write
-from .values import given_text
+from .values import given_text, words
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
     add_model(parser)
     group = parser.add_argument_group("text")
-    group.add_argument("-p", "--prompt", metavar="TEXT", help="the text")
+    group.add_argument("-p", "--prompt", type=words, metavar="TEXT", help="the text")
     group.add_argument("-f", "--file", metavar="FILE", help="read the text from a file; - is standard input")
     group.add_argument("--no-bos", dest="bos", action="store_false", default=None, help="never begin with BOS")
     group.add_argument(

@@ -80,15 +80,26 @@ def _is_hex(text: str) -> bool:
     return len(text) == 2 and all(c in "0123456789abcdefABCDEF" for c in text)
 
 
+def words(text: str) -> str:
+    """Free text. What was no valid UTF-8 on the command line reaches Python as surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"{text[:40]!a} is not valid UTF-8 at character {error.start}") from None
+    return text
+
+
 def given_text(args: argparse.Namespace) -> str | None:
     """The text of -p, or of the file (- is standard input) of -f; ArgumentError where the file cannot be read."""
     if args.file is None:
         text: str | None = args.prompt
         return text
-    if args.file == "-":
-        return sys.stdin.read()
     try:
+        if args.file == "-":
+            return words(sys.stdin.read())
         with open(args.file, encoding="utf-8") as source:
             return source.read()
+    except argparse.ArgumentTypeError as error:
+        raise ArgumentError(f"-f {args.file}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"-f {args.file}: {getattr(error, 'strerror', None) or error}") from error

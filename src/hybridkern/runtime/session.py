@@ -90,6 +90,10 @@ class Session:
         """The engine's number of the sequence, None once closed."""
         return self._sequence
 
+    def __repr__(self) -> str:
+        state = "closed" if self._sequence is None else f"{len(self.ids)} of {self.model.n_ctx} tokens"
+        return f"<hybridkern.Session of {self.model!r}, {state}>"
+
     def __enter__(self) -> Session:
         return self
 

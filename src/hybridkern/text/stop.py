@@ -20,10 +20,7 @@ class StopMatcher:
     """
 
     def __init__(self, stop: str | Iterable[str] | None = None) -> None:
-        strings = [stop] if isinstance(stop, str) else list(stop or ())
-        for text in strings:
-            if not isinstance(text, str) or not text:
-                raise ArgumentError(f"stop: {text!r} is not a stop string: it must be a text of at least one character")
+        strings = stop_strings(stop)
         self._strings = sorted(set(strings), key=lambda text: -len(text))
         self._tables = [_failure_table(text) for text in self._strings]
         self._states = [0] * len(self._strings)
@@ -78,6 +75,17 @@ class StopMatcher:
             if state == len(text) and complete < 0:  # longest first
                 complete = number
         return complete
+
+
+def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
+    """The strings of an argument `stop`; ArgumentError unless it is one or several texts of a character at least."""
+    if stop is not None and not isinstance(stop, Iterable):
+        raise ArgumentError(f"stop = {stop!r}: a text or several texts are needed")
+    strings = [stop] if isinstance(stop, str) else list(stop or ())
+    for text in strings:
+        if not isinstance(text, str) or not text:
+            raise ArgumentError(f"stop: {text!r} is not a stop string: it must be a text of at least one character")
+    return strings
 
 
 def _failure_table(text: str) -> list[int]:
