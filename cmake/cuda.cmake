@@ -1,5 +1,4 @@
-# The CUDA kernel set: the driver shim, which needs no toolkit, and one fatbin per .cu, which needs nvcc and nothing else of
-# it. Off by default: the engine cannot use the set yet, so it is built by those who work on it.
+# The kernels of the CUDA set: one fatbin per .cu, which needs nvcc and nothing else of the toolkit. Off by default: the engine cannot use the set yet, so it is built by those who work on it.
 set(HYBRIDKERN_CUDA OFF CACHE STRING "Build the CUDA kernel set: OFF, ON (an error without nvcc), AUTO (when nvcc is found)")
 set_property(CACHE HYBRIDKERN_CUDA PROPERTY STRINGS OFF ON AUTO)
 set(HYBRIDKERN_CUDA_ARCHITECTURES "75;90a" CACHE STRING "Compute capabilities that get machine code")
@@ -33,10 +32,6 @@ endforeach()
 if(NOT HK_CUDA_CODE)
   message(FATAL_ERROR "HYBRIDKERN_CUDA_ARCHITECTURES and HYBRIDKERN_CUDA_PTX are both empty")
 endif()
-
-add_library(hk_cuda_driver SHARED ${CMAKE_CURRENT_LIST_DIR}/../csrc/runtime/hk_cuda_driver.c)
-target_link_libraries(hk_cuda_driver PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
-install(TARGETS hk_cuda_driver LIBRARY DESTINATION hybridkern/kernels/cuda)
 
 set(HK_CUDA_FOLDER ${CMAKE_CURRENT_LIST_DIR}/../csrc)
 file(GLOB HK_CUDA_HEADERS CONFIGURE_DEPENDS

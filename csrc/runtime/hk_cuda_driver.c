@@ -27,7 +27,8 @@ enum {
     CU_EARLY_START = 6,
     CU_CAPTURE_THREAD_LOCAL = 1,
     CU_NO_TIMING = 2,
-    CU_STREAM_NON_BLOCKING = 1
+    CU_STREAM_NON_BLOCKING = 1,
+    CU_NOT_READY = 600
 };
 enum { CU_HOST_PORTABLE = 1, CU_HOST_MAPPED = 2, CU_HOST_READ_ONLY = 8 };
 
@@ -36,6 +37,13 @@ enum { CU_HOST_PORTABLE = 1, CU_HOST_MAPPED = 2, CU_HOST_READ_ONLY = 8 };
     X(cuDriverGetVersion, (int *))                                                                                     \
     X(cuGetErrorName, (cu_status, const char **))                                                                      \
     X(cuGetErrorString, (cu_status, const char **))                                                                    \
+    X(cuDeviceGetCount, (int *))                                                                                       \
+    X(cuDeviceGet, (int *, int))                                                                                       \
+    X(cuDeviceGetName, (char *, int, int))                                                                             \
+    X(cuDeviceTotalMem_v2, (size_t *, int))                                                                            \
+    X(cuCtxGetCurrent, (void **))                                                                                      \
+    X(cuCtxPushCurrent_v2, (void *))                                                                                   \
+    X(cuCtxPopCurrent_v2, (void **))                                                                                   \
     X(cuCtxGetDevice, (int *))                                                                                         \
     X(cuDeviceGetAttribute, (int *, int, int))                                                                         \
     X(cuModuleLoadData, (void **, const void *))                                                                       \
@@ -62,6 +70,7 @@ enum { CU_HOST_PORTABLE = 1, CU_HOST_MAPPED = 2, CU_HOST_READ_ONLY = 8 };
     X(cuEventDestroy_v2, (void *))                                                                                     \
     X(cuEventRecord, (void *, void *))                                                                                 \
     X(cuEventSynchronize, (void *))                                                                                    \
+    X(cuEventQuery, (void *))                                                                                          \
     X(cuEventElapsedTime, (float *, void *, void *))                                                                   \
     X(cuStreamBeginCapture_v2, (void *, int))                                                                          \
     X(cuStreamEndCapture, (void *, void **))                                                                           \
@@ -139,6 +148,24 @@ int hk_cuda_device_attribute(int attribute, int *value) {
         return status;
     CALL(cuDeviceGetAttribute, value, attribute, device);
 }
+int hk_cuda_device_count(int *count) { CALL(cuDeviceGetCount, count); }
+int hk_cuda_device_facts(int number, char *name, int name_bytes, size_t *total_bytes, int *major, int *minor) {
+    enum { MAJOR = 75, MINOR = 76 };
+    int device, status = hk_cuda_open();
+    if (status || (status = check(cu.cuDeviceGet(&device, number), "cuDeviceGet")) ||
+        (status = check(cu.cuDeviceGetName(name, name_bytes, device), "cuDeviceGetName")) ||
+        (status = check(cu.cuDeviceTotalMem_v2(total_bytes, device), "cuDeviceTotalMem")) ||
+        (status = check(cu.cuDeviceGetAttribute(major, MAJOR, device), "cuDeviceGetAttribute")))
+        return status;
+    CALL(cuDeviceGetAttribute, minor, MINOR, device);
+}
+
+int hk_cuda_context(void **context) { CALL(cuCtxGetCurrent, context); }
+int hk_cuda_enter(void *context) { CALL(cuCtxPushCurrent_v2, context); }
+int hk_cuda_leave(void) {
+    void *left;
+    CALL(cuCtxPopCurrent_v2, &left);
+}
 
 int hk_cuda_module_load(const void *image, void **module) { CALL(cuModuleLoadData, module, image); }
 int hk_cuda_module_unload(void *module) { CALL(cuModuleUnload, module); }
@@ -209,6 +236,14 @@ int hk_cuda_event_create(int timed, void **event) { CALL(cuEventCreate, event, t
 int hk_cuda_event_destroy(void *event) { CALL(cuEventDestroy_v2, event); }
 int hk_cuda_event_record(void *event, void *stream) { CALL(cuEventRecord, event, stream); }
 int hk_cuda_event_wait(void *event) { CALL(cuEventSynchronize, event); }
+int hk_cuda_event_ready(void *event, int *ready) {
+    int status = hk_cuda_open();
+    if (status)
+        return status;
+    status = cu.cuEventQuery(event);
+    *ready = status == 0;
+    return status == CU_NOT_READY ? 0 : check(status, "cuEventQuery");
+}
 int hk_cuda_event_elapsed(void *start, void *end, float *milliseconds) {
     CALL(cuEventElapsedTime, milliseconds, start, end);
 }

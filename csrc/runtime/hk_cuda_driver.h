@@ -29,6 +29,14 @@ HK_CUDA_API int hk_cuda_open(void); /* finds the library; later calls return the
 HK_CUDA_API const char *hk_cuda_error(void);
 HK_CUDA_API int hk_cuda_driver_version(int *version);
 HK_CUDA_API int hk_cuda_device_attribute(int attribute, int *value); /* of the current context's device */
+/* What can be known about a device without using it. */
+HK_CUDA_API int hk_cuda_device_count(int *count);
+HK_CUDA_API int hk_cuda_device_facts(int number, char *name, int name_bytes, size_t *total_bytes, int *major,
+                                     int *minor);
+/* The context that is current in this thread; making one current, and the one before it again. */
+HK_CUDA_API int hk_cuda_context(void **context);
+HK_CUDA_API int hk_cuda_enter(void *context);
+HK_CUDA_API int hk_cuda_leave(void);
 
 HK_CUDA_API int hk_cuda_module_load(const void *image, void **module);
 HK_CUDA_API int hk_cuda_module_unload(void *module);
@@ -57,6 +65,7 @@ HK_CUDA_API int hk_cuda_event_create(int timed, void **event);
 HK_CUDA_API int hk_cuda_event_destroy(void *event);
 HK_CUDA_API int hk_cuda_event_record(void *event, void *stream);
 HK_CUDA_API int hk_cuda_event_wait(void *event);
+HK_CUDA_API int hk_cuda_event_ready(void *event, int *ready); /* without waiting */
 HK_CUDA_API int hk_cuda_event_elapsed(void *start, void *end, float *milliseconds);
 
 HK_CUDA_API int hk_cuda_capture_begin(void *stream);

@@ -87,7 +87,11 @@ int hk_program_run(hk_program *p, hk_slot *slot, int n_threads, int greedy) {
     return rc != HK_OK ? rc : s.result;
 }
 
-int hk_step_run(hk_program *p, hk_slot *slot, const int32_t *table, int32_t n_seq, int n_threads, int greedy) {
+hk_segment *hk_step_segment(const hk_program *p) {
+    return p->n_commands == 1 && p->commands[0].kind == HK_LAUNCH ? p->commands[0].segment : NULL;
+}
+
+static int replay_all(hk_program *p, hk_slot *slot, const int32_t *table, int32_t n_seq, int n_threads, int greedy) {
     for (int32_t i = 0; i < p->n_commands; i++) {
         if (p->commands[i].kind != HK_REPLAY)
             return HK_ERR_ARGUMENT;
@@ -101,4 +105,24 @@ int hk_step_run(hk_program *p, hk_slot *slot, const int32_t *table, int32_t n_se
         hk_argmax_finish(&last);
     }
     return rc;
+}
+
+int hk_step_run(hk_program *p, hk_slot *slot, const int32_t *table, int32_t n_seq, int n_threads, int greedy) {
+    hk_segment *g = hk_step_segment(p);
+    if (g == NULL)
+        return replay_all(p, slot, table, n_seq, n_threads, greedy);
+    if (atomic_load_explicit(&p->cancel, memory_order_relaxed))
+        return HK_CANCELLED;
+    int rc = hk_segment_queue(g, slot, table, 0, greedy ? HK_WANT_BEST : HK_WANT_LOGITS);
+    return rc != HK_OK ? rc : hk_segment_wait(g, slot, &p->cancel, p->poll);
+}
+
+int hk_step_ahead(hk_program *p, hk_slot *slot, hk_slot *next, const int32_t *table, int queued) {
+    hk_segment *g = hk_step_segment(p);
+    int rc = HK_OK;
+    if (!queued)
+        rc = hk_segment_queue(g, slot, table, 0, HK_WANT_BEST);
+    if (rc == HK_OK && next != NULL)
+        rc = hk_segment_queue(g, next, table, 1, HK_WANT_BEST);
+    return rc != HK_OK ? rc : hk_segment_wait(g, slot, &p->cancel, p->poll);
 }

@@ -128,6 +128,7 @@ typedef struct hk_slot {
     int32_t *best, *bad;                                /* [n_out], greedy only */
     float *best_value;
     double *best_lse;
+    struct hk_device_slot *device; /* for steps on a GPU (hk_segment.h), or NULL */
 } hk_slot;
 
 /* Largest value and log-sum-exp of a chunk of one row of logits. */

@@ -184,6 +184,7 @@ def test_nan_logits_are_no_token(tiny, engine):
     e = engine(model, kv_type="f32")
     s = e.new_sequence()
     e.evaluate(s, [1, 2, 3], "none")
-    e._cache._bytes[:] = 0xFF  # keys of NaN
+    for page in range(e._cache.n_pages):
+        e._cache.memory.fill_page(page, 0xFF)  # keys of NaN
     with pytest.raises(SamplingError, match="NaN"):
         e.greedy(s, 4)

@@ -8,6 +8,7 @@ import platform
 import resource
 from pathlib import Path
 
+from .gpu_facts import gpu_facts
 from .terminal import console, size
 
 
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     free, total = available_memory(), total_memory()
     table.add_row("memory", f"{_size(free)} available of {_size(total)}")
     table.add_row("memory that may be locked", _memlock())
-    table.add_row("GPU", _gpu())
+    for name, fact in gpu_facts():
+        table.add_row(name, fact)
     if args.rates:
         from hybridkern.kernels.rates import int8_rate, read_rate
 
@@ -83,14 +85,6 @@ def cpu_name() -> str:
 
 def _affinity() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _gpu() -> str:
-    from hybridkern.kernels import _cpu
-
-    built = any(Path(_cpu.__file__).with_name("cuda").glob("*.fatbin"))
-    kernels = "compiled in" if built else "not in this build"
-    return f"not used: models run on the CPU in this version (CUDA kernels under development: {kernels})"
 
 
 def _memlock() -> str:

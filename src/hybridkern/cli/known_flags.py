@@ -10,8 +10,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-NO_GPU = "needs the GPU kernel set, which models cannot be run on in this version"
-_CPU = "everything runs on the CPU in this version"
+_WHOLE = "a model runs wholly on the CPU or wholly on one GPU (-ngl all) in this version"
 _FILE = "the file's own values are used"
 
 
@@ -42,28 +41,25 @@ def _refuse(names: str, answer: str, values: int = 1, harmless: str = "") -> Kno
 
 TABLE: tuple[Known, ...] = (
     # placement: the hybrid runtime's flags
-    _refuse("-ngl --gpu-layers --n-gpu-layers", NO_GPU, harmless="0 auto"),
-    _refuse("-dev --device", NO_GPU, harmless="none cpu CPU"),
     _refuse("-ngld --gpu-layers-draft --n-gpu-layers-draft", "speculative decoding is not in this version"),
     _bare("-fa --flash-attn", "attention is always fused; there is no other kind here"),
-    _note("-nkvo --no-kv-offload", "the KV cache is always in main memory in this version"),
-    _note("-kvo --kv-offload", "the KV cache is always in main memory in this version"),
-    _note("-ncmoe --n-cpu-moe", _CPU, 1),
-    _note("-cmoe --cpu-moe", _CPU),
-    _note("-fit --fit", "nothing to fit: " + _CPU, 1),
-    _note("-fitt --fit-target --fit-margin", "nothing to fit: " + _CPU, 1),
-    _note("-fitc --fit-ctx", "nothing to fit: " + _CPU, 1),
-    _note("-mg --main-gpu", _CPU, 1),
-    _refuse("-sm --split-mode", NO_GPU, harmless="none"),
-    _refuse("-ts --tensor-split", NO_GPU),
-    _note("--no-op-offload", _CPU),
+    _refuse("-nkvo --no-kv-offload", "the KV cache lies where the model does in this version", values=0),
+    _note("-kvo --kv-offload", "the KV cache lies where the model does"),
+    _note("-ncmoe --n-cpu-moe", _WHOLE, 1),
+    _note("-cmoe --cpu-moe", _WHOLE),
+    _note("-fit --fit", "nothing is fitted: " + _WHOLE, 1),
+    _note("-fitt --fit-target --fit-margin", "nothing is fitted: " + _WHOLE, 1),
+    _note("-fitc --fit-ctx", "nothing is fitted: " + _WHOLE, 1),
+    _refuse("-sm --split-mode", _WHOLE, harmless="none"),
+    _refuse("-ts --tensor-split", _WHOLE),
+    _note("--no-op-offload", _WHOLE),
     _refuse("--rpc", "running on other machines is not supported"),
     _refuse("-md --model-draft", "speculative decoding is not in this version"),
     _note("-np --parallel", "one command writes one text", 1),
     _note("-cb --cont-batching -nocb --no-cont-batching", "one command writes one text"),
     _note("-kvu --kv-unified", "the KV cache is always one pool of pages"),
     _note("-nr --no-repack", "weights are always repacked for the CPU's kernels"),
-    _note("--no-host", _CPU),
+    _note("--no-host", _WHOLE),
     # memory and threads
     _note("-ctkd --cache-type-k-draft", "there is no draft model", 1),
     _note("-dio --direct-io", "not used: the file is mapped, or read with --no-mmap"),
@@ -122,7 +118,10 @@ TABLE: tuple[Known, ...] = (
     _refuse("--dynatemp-range", "dynamic temperature is not in this version", harmless="0 0.0"),
     _refuse("--top-nsigma --top-n-sigma", "top-n-sigma sampling is not in this version", harmless="-1"),
     _refuse("--tfs", "tail-free sampling is not in this version", harmless="1 1.0"),
-    _refuse("-bs --backend-sampling", NO_GPU, values=0),
+    _note(
+        "-bs --backend-sampling",
+        "the likeliest token is chosen where the model lies, any other by the CPU",
+    ),
     # terminal
     _note("--jinja", "chat templates are always rendered by jinja2"),
     _refuse("--no-jinja", "chat templates are always rendered by jinja2", values=0),
@@ -154,7 +153,7 @@ TABLE: tuple[Known, ...] = (
 
 def add_known(parser: argparse.ArgumentParser) -> None:
     """Let `parser` accept every flag of the table; they do not show in its help."""
-    parser.set_defaults(notes=None)
+    parser.set_defaults(notes=None, cpu_tensors=None)
     for known in TABLE:
         nargs = "?" if known.optional else None if known.values else 0
         parser.add_argument(*known.names, nargs=nargs, action=_Answer, known=known, help=argparse.SUPPRESS)
@@ -175,15 +174,13 @@ class _Answer(argparse.Action):
         if known.fine:
             add_note(namespace, f"{option}: {known.answer}")
         elif values in known.harmless and known.values:
-            add_note(
-                namespace, f"{option} {values}: {_CPU}" if known.answer == NO_GPU else f"{option} {values}: no effect"
-            )
+            add_note(namespace, f"{option} {values}: no effect")
         else:
             parser.error(f"{option}{f' {values}' if known.values else ''}: {known.answer}")
 
 
 class _OverrideTensor(argparse.Action):
-    """PATTERN=DEVICE rules: no effect when every device is the CPU."""
+    """PATTERN=DEVICE rules, which need a model that is divided."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -193,8 +190,8 @@ class _OverrideTensor(argparse.Action):
             if not (pattern and equals and device):
                 parser.error(f"{option}: {rule!r} is not PATTERN=DEVICE")
             if device.upper() != "CPU":
-                parser.error(f"{option} {rule}: the device {device!r} {NO_GPU}")
-        add_note(namespace, f"{option} {values}: {_CPU}")
+                parser.error(f"{option} {rule}: {_WHOLE}")
+        namespace.cpu_tensors = f"{option} {values}"
 
 
 def add_note(namespace: argparse.Namespace, text: str) -> None:

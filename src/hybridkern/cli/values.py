@@ -43,6 +43,27 @@ def number(low: float, high: float = float("inf")) -> Callable[[str], float]:
     return parse
 
 
+def layers(text: str) -> int | str:
+    """all, auto, or how many."""
+    if text in ("all", "auto"):
+        return text
+    try:
+        return integer(0)(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not all, auto, or a number from 0 on") from None
+
+
+def gpu_name(text: str) -> int | str:
+    """The number of the one GPU that is named, or "none"."""
+    lower = text.lower()
+    if lower in ("none", "cpu"):
+        return "none"
+    number = lower.removeprefix("cuda")
+    if not number.isdecimal() or len(number) > 3:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one GPU such as CUDA0, or none")
+    return int(number)
+
+
 def logit_bias(text: str) -> dict[int, float]:
     """TOKEN_ID+BIAS or TOKEN_ID-BIAS, several separated by commas; "-inf" forbids a token."""
     biases = {}

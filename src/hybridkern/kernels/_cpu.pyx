@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Binding of the CPU kernel set and of the runtime. Addresses go in as integers: callers own the memory and check shapes.
+"""Binding of the CPU kernel set and of the runtime, steps on a GPU included. Addresses go in as integers: callers own the memory and check shapes.
 
 Nothing here is public; `hybridkern.kernels` is.
 """
 
 from cpython.buffer cimport PyBuffer_FillInfo
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uintptr_t
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
@@ -25,6 +25,9 @@ cdef int check(int rc) except -1:
         raise ArgumentError(f"a thread count must be from 1 to {HK_MAX_THREADS}, and the system must allow that many")
     if rc == HK_ERR_MEMORY:
         raise OutOfMemoryError("the system refused memory for the runtime's scratch buffers")
+    if rc == HK_ERR_DEVICE:
+        said = hk_cuda_error().decode(errors="replace")
+        raise (OutOfMemoryError if "OUT_OF_MEMORY" in said else KernelError)(f"a step on the GPU failed: {said}")
     raise KernelError("a step's inputs are out of range: token, position, sequence, or number of rows or outputs")
 
 
@@ -204,6 +207,7 @@ def guard_faulted(int slot) -> bool:
 
 
 include "_cpu_tape.pxi"
+include "_cpu_segment.pxi"
 include "_cpu_program.pxi"
 include "_cpu_decode.pxi"
 include "_cpu_turn.pxi"

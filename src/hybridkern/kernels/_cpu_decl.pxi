@@ -60,6 +60,7 @@ cdef extern from "runtime/hk_pool.h" nogil:
         HK_ERR_THREADS
         HK_ERR_MEMORY
         HK_ERR_ARGUMENT
+        HK_ERR_DEVICE
         HK_MAX_THREADS
     void hk_pool_set_cores(int n)
     int hk_pool_workers()
@@ -139,6 +140,14 @@ cdef extern from "runtime/hk_tape.h" nogil:
         pass
     ctypedef struct hk_best:
         pass
+    struct hk_device_slot:
+        uint8_t *inputs
+        uint8_t *results
+        int32_t *pages
+        float *few
+        int32_t n_few
+        void *done
+        int32_t queued
     ctypedef struct hk_slot:
         int32_t n, n_out
         int32_t *tokens
@@ -152,6 +161,7 @@ cdef extern from "runtime/hk_tape.h" nogil:
         int32_t *bad
         float *best_value
         double *best_lse
+        hk_device_slot *device
     ctypedef struct hk_tape:
         const hk_cpu_set *set
         hk_op *ops
@@ -168,17 +178,53 @@ cdef extern from "runtime/hk_tape.h" nogil:
         hk_row_tile *tiles
         hk_best *bests
 
+cdef extern from "runtime/hk_cuda_driver.h" nogil:
+    const char *hk_cuda_error()
+
+cdef extern from "runtime/hk_segment.h" nogil:
+    enum:
+        HK_N_FIELDS
+        HK_MAX_CLASSES
+        HK_WANT_BEST
+        HK_WANT_LOGITS
+    ctypedef struct hk_class:
+        int32_t rows, outputs
+        void *graph
+        uint64_t inputs
+        int64_t input_bytes
+        int32_t at[6]
+        uint64_t results
+    ctypedef struct hk_segment:
+        void *context
+        void *stream
+        int32_t n_classes
+        hk_class classes[12]
+        int32_t n_vocab, max_pages, n_seq
+        uint64_t pages
+        int32_t *mirror
+        uint64_t logits
+        int64_t logits_stride
+        int32_t last
+    int hk_segment_queue(hk_segment *g, hk_slot *s, const int32_t *table, int feed, int want)
+    int hk_segment_wait(hk_segment *g, hk_slot *s, void *cancel, int (*poll)() noexcept nogil)
+    int hk_segment_copy(hk_segment *g, uint64_t to, uint64_t source, int64_t bytes)
+    int hk_segment_fill(hk_segment *g, uint64_t at, int byte, int64_t bytes)
+
 cdef extern from "runtime/hk_step.h" nogil:
     enum:
         HK_REPLAY
+        HK_LAUNCH
         HK_MAX_COMMANDS
     ctypedef struct hk_command:
         int32_t kind
         hk_tape *tape
+        hk_segment *segment
     ctypedef struct hk_program:
         hk_command commands[64]
         int32_t n_commands
         int (*poll)() noexcept nogil
+    hk_segment *hk_step_segment(const hk_program *p)
+    int hk_step_ahead(hk_program *p, hk_slot *slot, hk_slot *next, const int32_t *table, int queued)
     int hk_step_run(hk_program *p, hk_slot *slot, const int32_t *table, int32_t n_seq, int n_threads, int greedy)
 
 cdef extern from "runtime/hk_direct.h" nogil:

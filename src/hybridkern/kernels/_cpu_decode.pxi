@@ -82,10 +82,15 @@ cdef class Decoding:
     Everything else (another call of the engine, a full page, a limit, a cancel, another thread, a sequence to free, a
     doubtful result) makes `step` return None with nothing changed, and the caller takes the careful way again, which
     knows what to do.
+
+    On a GPU the step behind the one that is asked for is queued too, with the token that it will choose, so that the GPU
+    has work while Python looks at that token. If nobody asks for it, it has only written where nothing stands yet.
     """
 
     cdef Program program  # None: not armed
-    cdef Slot slot
+    cdef Slot slot, spare  # spare: of a GPU, for the step that is queued ahead
+    cdef bint ahead  # the step of `expected` at `position` is queued in `slot`
+    cdef int expected
     cdef Lock outer, inner
     cdef list ids, lengths
     cdef int sequence, variant, position, limit, threads, forks
@@ -99,7 +104,7 @@ cdef class Decoding:
         self.period = <int64_t>(seconds * 1e9)
 
     def arm(self, Program program, Slot slot, Lock inner, list lengths, *, int sequence, int variant, int limit,
-            int threads) -> None:
+            int threads, Slot spare=None) -> None:
         """From now on `step` may run; the caller holds both locks, and has checked the file.
 
         inner: the lock of the engine; lengths: the tokens of every sequence in the cache; limit: the position to stop
@@ -107,7 +112,8 @@ cdef class Decoding:
         """
         if len(self.ids) != lengths[sequence] or (self.check is not None and hk_guard_any_faulted()):
             return
-        self.slot, self.inner, self.lengths = slot, inner, lengths
+        self.slot, self.spare, self.inner, self.lengths = slot, spare, inner, lengths
+        self.ahead = False
         self.sequence, self.variant, self.limit, self.threads = sequence, variant, limit, threads
         self.position, self.forks = len(self.ids), forks
         self.due = NEVER if self.check is None else hk_nanoseconds(1) + self.period
@@ -119,7 +125,7 @@ cdef class Decoding:
         """Nothing goes on, and nothing of the engine is kept."""
         if self.program is not None:
             self.program.armed = None
-            self.program = self.slot = self.inner = self.lengths = None
+            self.program = self.slot = self.spare = self.inner = self.lengths = None
 
     def step(self, int token):
         """Append a token: (the likeliest next one, its log-probability), or None, and then nothing was done."""
@@ -142,13 +148,41 @@ cdef class Decoding:
         if hk_nanoseconds(1) >= self.due:
             self.check()
             self.due = hk_nanoseconds(1) + self.period
-        s.n = s.n_out = 1
-        s.tokens[0], s.positions[0], s.outputs[0] = token, self.position, 0
-        s.sequences[0], s.variants[0] = self.sequence, self.variant
-        program.go(s, self.threads, True)
+        if program.segment == NULL:
+            self.fill(s, token, self.position)
+            program.go(s, self.threads, True)
+        elif not self.run_ahead(program, slot, token):
+            return None
         if s.bad[0] or self.program is not program or (self.check is not None and hk_guard_any_faulted()):
+            self.disarm()
             return None
         self.ids.append(token)
         self.position += 1
+        self.expected = s.best[0]
         lengths[self.sequence] = self.position
         return s.best[0], s.best_value[0] - s.best_lse[0]
+
+    cdef void fill(self, hk_slot *s, int token, int position) noexcept:
+        s.n = s.n_out = 1
+        s.tokens[0], s.positions[0], s.outputs[0] = token, position, 0
+        s.sequences[0], s.variants[0] = self.sequence, self.variant
+
+    cdef bint run_ahead(self, Program program, Slot slot, int token) except -1:
+        """The step of `token`, which may be under way, and the start of the next; False: another token is under way."""
+        cdef Slot spare = self.spare
+        cdef bint more = self.position + 1 < self.limit, queued = self.ahead
+        if queued and token != self.expected:
+            self.disarm()
+            return False
+        if not queued:
+            self.fill(&slot.slot, token, self.position)
+        if more:
+            self.fill(&spare.slot, 0, self.position + 1)
+        try:
+            program.go_ahead(&slot.slot, &spare.slot if more else NULL, queued)
+        except BaseException:
+            self.disarm()
+            raise
+        if self.program is program:
+            self.slot, self.spare, self.ahead = spare, slot, more
+        return True

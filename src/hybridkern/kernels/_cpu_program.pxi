@@ -46,6 +46,7 @@ cdef class Slot:
     """Inputs and results of one step. The addresses are those of NumPy arrays that the engine owns."""
 
     cdef hk_slot slot
+    cdef hk_device_slot device
 
     def __cinit__(self, *, uintptr_t tokens, uintptr_t positions, uintptr_t sequences, uintptr_t variants,
                   uintptr_t outputs, uintptr_t pages, uintptr_t logits, uintptr_t best, uintptr_t bad,
@@ -56,13 +57,24 @@ cdef class Slot:
         s.variants, s.outputs, s.pages = <int32_t *>variants, <int32_t *>outputs, <int32_t *>pages
         s.logits, s.best, s.bad = <float *>logits, <int32_t *>best, <int32_t *>bad
         s.best_value, s.best_lse = <float *>best_value, <double *>best_lse
+        s.device = NULL
+
+    def attach(self, *, uintptr_t inputs, uintptr_t results, uintptr_t pages, uintptr_t few, int n_few,
+               uintptr_t done) -> None:
+        """For steps on a GPU: page-locked memory, see hk_segment.h, and an event."""
+        cdef hk_device_slot *d = &self.device
+        memset(d, 0, sizeof(hk_device_slot))
+        d.inputs, d.results, d.pages = <uint8_t *>inputs, <uint8_t *>results, <int32_t *>pages
+        d.few, d.n_few, d.done = <float *>few, n_few, <void *>done
+        self.slot.device = d
 
 
 cdef class Program:
-    """A step program: tapes that one call replays without the GIL."""
+    """A step program: tapes and segments that one call runs without the GIL."""
 
     cdef hk_program *program  # aligned to 128 bytes, which the memory of Python objects is not
-    cdef readonly list tapes
+    cdef readonly list parts
+    cdef hk_segment *segment  # of a program that is one segment on a GPU
     cdef const int32_t *pages
     cdef int32_t n_seq
     cdef Decoding armed
@@ -70,18 +82,23 @@ cdef class Program:
     cdef int64_t *gaps
     cdef int64_t n_gaps, max_gaps
 
-    def __cinit__(self, tapes, uintptr_t pages, int n_seq):
+    def __cinit__(self, parts, uintptr_t pages, int n_seq):
+        cdef hk_command *command
         self.program = <hk_program *>aligned_alloc(128, sizeof(hk_program))
         if self.program == NULL:
             raise MemoryError
         memset(self.program, 0, sizeof(hk_program))
-        self.tapes = list(tapes)
-        if len(self.tapes) > HK_MAX_COMMANDS:
+        self.parts = list(parts)
+        if len(self.parts) > HK_MAX_COMMANDS:
             raise KernelError("too many segments in one program")
-        for tape in self.tapes:
-            self.program.commands[self.program.n_commands].kind = HK_REPLAY
-            self.program.commands[self.program.n_commands].tape = &(<Tape>tape).tape
+        for part in self.parts:
+            command = &self.program.commands[self.program.n_commands]
+            if isinstance(part, Segment):
+                command.kind, command.segment = HK_LAUNCH, &(<Segment>part).segment
+            else:
+                command.kind, command.tape = HK_REPLAY, &(<Tape?>part).tape
             self.program.n_commands += 1
+        self.segment = hk_step_segment(self.program)
         self.program.poll = &hk_poll_python
         self.pages, self.n_seq = <const int32_t *>pages, n_seq
 
@@ -110,21 +127,35 @@ cdef class Program:
         """Nanoseconds between steps, as noted."""
         return [self.gaps[i] for i in range(self.n_gaps)]
 
+    cdef void note_gap(self) noexcept nogil:
+        if self.gaps != NULL and self.left and self.n_gaps < self.max_gaps:
+            self.gaps[self.n_gaps] = hk_nanoseconds(0) - self.left
+            self.n_gaps += 1
+
     cdef int go(self, hk_slot *slot, int threads, bint greedy) except -1:
         cdef int rc
         with nogil:
-            if self.gaps != NULL and self.left and self.n_gaps < self.max_gaps:
-                self.gaps[self.n_gaps] = hk_nanoseconds(0) - self.left
-                self.n_gaps += 1
+            self.note_gap()
             rc = hk_step_run(self.program, slot, self.pages, self.n_seq, threads, greedy)
             if self.gaps != NULL:
                 self.left = hk_nanoseconds(0)
-        if rc != HK_OK:
-            check(rc)
-            if PyErr_Occurred() != NULL:  # a signal's handler raised during the step
-                return -1
-            raise Cancelled
-        return 0
+        return 0 if rc == HK_OK else self.failed(rc)
+
+    cdef int go_ahead(self, hk_slot *slot, hk_slot *following, bint queued) except -1:
+        """A greedy step of one row, see hk_step_ahead."""
+        cdef int rc
+        with nogil:
+            self.note_gap()
+            rc = hk_step_ahead(self.program, slot, following, self.pages, queued)
+            if self.gaps != NULL:
+                self.left = hk_nanoseconds(0)
+        return 0 if rc == HK_OK else self.failed(rc)
+
+    cdef int failed(self, int rc) except -1:
+        check(rc)
+        if PyErr_Occurred() != NULL:  # a signal's handler raised during the step
+            return -1
+        raise Cancelled
 
     def run(self, Slot slot, int n, int n_out, int threads, bint greedy=False) -> None:
         """One step over the n tokens and n_out outputs that the slot's arrays hold. Raises Cancelled, or what a

@@ -42,6 +42,8 @@ class LoadOptions:
     mmap: bool
     mlock: bool
     validate: bool
+    n_gpu_layers: int | str | None = None
+    device: int = 0
 
     @classmethod
     def checked(cls, **named: Any) -> LoadOptions:
@@ -56,7 +58,21 @@ class LoadOptions:
             named["n_ubatch"] = count("n_ubatch", named["n_ubatch"], 1, MAX_BATCH)
         if named["kv_type"] not in KV_TYPES:
             raise ArgumentError(f"kv_type = {named['kv_type']!r}; allowed: {', '.join(KV_TYPES)}")
+        named["n_gpu_layers"] = _layers(named.get("n_gpu_layers"))
+        named["device"] = count("device", named.get("device", 0), 0, 1023)
         return cls(**named)
+
+    def gpu(self, n_layer: int) -> int | None:
+        """The GPU that a model of so many blocks lies on, None for the CPU."""
+        layers = self.n_gpu_layers
+        if layers in (None, "auto", 0):
+            return None
+        if layers != "all" and int(layers or 0) <= n_layer:
+            raise ArgumentError(
+                f"n_gpu_layers = {layers}: this version runs a model wholly on the GPU ('all', or {n_layer + 1} and "
+                f"more for these {n_layer} blocks and the head) or wholly on the CPU (0), not divided between them"
+            )
+        return self.device
 
     def context(self, trained: int) -> int:
         """The context to use for a model that was trained with `trained` tokens.
@@ -68,6 +84,15 @@ class LoadOptions:
         if self.n_ctx is None:
             return min(trained, DEFAULT_CONTEXT)
         return int(self.n_ctx)
+
+
+def _layers(value: Any) -> int | str | None:
+    if value is None or value in ("auto", "all"):
+        return value  # type: ignore[no-any-return]
+    try:
+        return count("n_gpu_layers", value, 0)
+    except ArgumentError:
+        raise ArgumentError(f"n_gpu_layers = {value!r}; allowed: 'all', 'auto', or a number from 0 on") from None
 
 
 def token_ids(name: str, ids: Iterable[Any], n_vocab: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The engine: runs the steps of one model on the CPU set and owns its sequences.
+"""The engine: runs the steps of one model, on the CPU set or on a GPU, and owns its sequences.
 
 A step takes tokens of one or several sequences. Its logits do not depend on how the tokens were divided into steps, on
 the number of threads, or on what other sequences are in it.
@@ -14,19 +14,20 @@ import numpy.typing as npt
 
 from hybridkern.errors import ArgumentError, HybridKernError, SamplingError
 from hybridkern.kernels import _cpu
-from hybridkern.kernels.cpu import CpuSet
 from hybridkern.kernels.cpu.weights import Progress
 from hybridkern.kernels.interface import Batch, Buffer, KVSpec, Recorder
 
 from .arguments import MAX_BATCH
-from .kv_cache import PAGE, KVCache
-from .slots import StepSlot
-from .stepper import Logits, Outputs, Stepper, token_array, wanted_rows
+from .kv_cache import KVCache, max_pages
+from .parts import CpuPart, CudaPart, Part, Sizes
+from .stepper import RING, Logits, Outputs, Stepper, token_array, wanted_rows
 from .threads import MAX_THREADS, default_threads, usable_cores
 from .turn import Turn
 
 DEFAULT_UBATCH = 512
-LOGITS_BYTES = 256 << 20  # of one slot, at most: steps with more outputs are divided
+# Of one step, at most: steps with more outputs are divided. On the CPU they are touched when used, on a GPU allocated.
+LOGITS_BYTES, GPU_LOGITS_BYTES = 256 << 20, 64 << 20
+GPU_SPARE_PAGES = 16  # beyond one full context, for further sequences and forks
 Cancelled = _cpu.Cancelled
 
 
@@ -50,9 +51,10 @@ class Engine:
 
     n_ctx: most tokens of a sequence. n_batch: most tokens of one call's step, n_ubatch: of one replay (default 512, at
     most n_batch). kv_type: f16, q8_0, q4_0, f32. threads: for single tokens, threads_batch: for more (default: as
-    threads). n_seq: sequences at a time; n_kv_pages: pages of 128 tokens that they share (default: four full contexts).
-    file: kept open as long as the engine, for weights that stay mapped. cpu: name of the kernel set. progress(done,
-    total): bytes of weights packed. Calls from several threads queue.
+    threads). n_seq: sequences at a time; n_kv_pages: pages of 128 tokens that they share (default: four full
+    contexts, on a GPU one and some pages). file: kept open as long as the engine, for weights that stay mapped. device:
+    the number of the GPU that everything lies on, None for the CPU. cpu: name of the CPU's kernel set. progress(done,
+    total): bytes of weights packed or uploaded. Calls from several threads queue.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Engine:
         threads_batch: int | None = None,
         n_seq: int = 64,
         n_kv_pages: int | None = None,
+        device: int | None = None,
         cpu: str | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -80,36 +83,41 @@ class Engine:
         batch = self.threads if threads_batch is None else threads_batch
         self.threads_batch = _whole("threads_batch", batch, 1, MAX_THREADS)
         _whole("n_seq", n_seq, 1, 1 << 16)
-        pages = -(-self.n_ctx // PAGE)
-        n_pages = pages * min(n_seq, 4) + n_seq if n_kv_pages is None else _whole("n_kv_pages", n_kv_pages, 1, 1 << 30)
+        pages = max_pages(self.n_ctx)
+        n_pages = pages * min(n_seq, 4) + n_seq if device is None else pages + GPU_SPARE_PAGES
+        n_pages = n_pages if n_kv_pages is None else _whole("n_kv_pages", n_kv_pages, 1, 1 << 30)
         _cpu.set_cores(usable_cores())
 
         recorder = Recorder()
         logits = graph_source.record(recorder)
         self.n_vocab = logits.width
-        self.max_outputs = max(1, min(self.n_ubatch, LOGITS_BYTES // (4 * self.n_vocab)))
+        most = LOGITS_BYTES if device is None else GPU_LOGITS_BYTES
+        self.max_outputs = max(1, min(self.n_ubatch, most // (4 * self.n_vocab)))
         self._file = file
-        self._cache = KVCache(graph_source.kv_specs, kv_type=kv_type, n_ctx=self.n_ctx, n_seq=n_seq, n_pages=n_pages)
-        self._set = CpuSet(cpu)
-        self._tape = self._set.lower(
-            recorder.ops,
-            logits=logits,
-            cache=self._cache.layout,
-            max_rows=self.n_ubatch,
-            max_outputs=self.max_outputs,
-            threads=self.threads_batch,
-            progress=progress,
+        sizes = Sizes(self.n_ubatch, self.max_outputs, n_pages, n_seq, pages, kv_type)
+        made = recorder.ops, logits, graph_source.kv_specs, sizes
+        self.part: Part = (
+            CpuPart(*made, threads=self.threads_batch, cpu=cpu, progress=progress)
+            if device is None
+            else CudaPart(*made, device=device, progress=progress)
         )
-        self._program = _cpu.Program([self._tape], self._cache.table.ctypes.data, n_seq)
-        self._stepper = Stepper(
-            self._program,
-            self._cache,
-            n_vocab=self.n_vocab,
-            n_ubatch=self.n_ubatch,
-            max_outputs=self.max_outputs,
-            threads=self.threads,
-            threads_batch=self.threads_batch,
-        )
+        try:
+            self._cache = KVCache(self.part.pages, n_ctx=self.n_ctx, n_seq=n_seq, n_pages=n_pages)
+            self._program = _cpu.Program([self.part.segment], self._cache.table.ctypes.data, n_seq)
+            self._stepper = Stepper(
+                self._program,
+                self._cache,
+                [self.part.slot() for _ in range(RING)],
+                self.part.ahead,
+                n_vocab=self.n_vocab,
+                n_ubatch=self.n_ubatch,
+                max_outputs=self.max_outputs,
+                threads=self.threads,
+                threads_batch=self.threads_batch,
+            )
+        except BaseException:
+            self.part.close()
+            raise
         self._turn = _Turn(self)
         self._closed = False
 
@@ -212,7 +220,7 @@ class Engine:
             raise ArgumentError("no tokens: there is nothing to continue")
         with self._turn:
             slot = self._stepper.evaluate(sequence, ids, wanted_rows("last", len(ids)), variant, greedy=True)
-            assert isinstance(slot, StepSlot)
+            assert not isinstance(slot, np.ndarray)
             return int(slot.best[0]), float(slot.best_value[0]) - float(slot.best_lse[0]), bool(slot.bad[0])
 
     def arm(self, decoding: _cpu.Decoding, sequence: int, variant: int, before: int) -> None:
@@ -232,16 +240,11 @@ class Engine:
         """What runs where: kernel set, threads, memory."""
         if self._closed:
             return "closed engine"
-        c = self._cache
         return "\n".join(
             (
-                self._set.describe(),
+                *self.part.describe(),
                 f"threads: {self.threads} for single tokens, {self.threads_batch} for batches",
-                f"weights: {self._set.weight_bytes / 2**20:.1f} MiB packed",
-                f"buffers: {self._set.buffer_bytes / 2**20:.1f} MiB for steps of {self.n_ubatch} tokens",
-                f"KV cache: {c.kv_type}, {c.n_pages} pages of {PAGE} tokens and {c.page_bytes / 2**20:.2f} MiB each, "
-                f"touched when used; {self.n_ctx} tokens per sequence",
-                f"tape: {self._tape.n_ops} operations, {self._tape.n_syncs} barriers",
+                f"context: {self.n_ctx} tokens per sequence",
             )
         )
 
@@ -251,7 +254,9 @@ class Engine:
             return
         with self._turn:
             self._closed = True  # and nothing is armed: the turn saw to it
-            del self._stepper, self._program, self._tape, self._cache, self._set
+            del self._stepper, self._program, self._cache
+            self.part.close()
+            del self.part
             self._file = None
 
     def __enter__(self) -> Engine:

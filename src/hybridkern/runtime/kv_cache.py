@@ -1,26 +1,33 @@
 """The paged KV cache of one set: pages of 128 tokens, shared between sequences until one of them writes.
 
-A page holds the K and V planes of every block, so that one page id, one copy and one count serve the whole model.
-Memory is touched when a page is first written.
+A page holds the K and V planes of every block, so that one page id, one copy and one count serve the whole model. Where
+pages lie is the business of the part of the model that computes with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from hybridkern.errors import ArgumentError, ContextError, KernelError
-from hybridkern.kernels import _cpu
-from hybridkern.kernels.cpu.build import CacheLayout, padded
-from hybridkern.kernels.interface import KVSpec
 
 PAGE = 128
-KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "f32": 3}
+
+
+class Pages(Protocol):
+    """The memory of n_pages pages."""
+
+    @property
+    def page_bytes(self) -> int: ...
+
+    def copy_page(self, to: int, source: int) -> None: ...
+
+    def fill_page(self, page: int, byte: int) -> None: ...
 
 
 class KVCache:
-    """Sequences 0 .. n_seq - 1 over n_pages pages. kv_type: f16, q8_0, q4_0 or f32.
+    """Sequences 0 .. n_seq - 1 over n_pages pages.
 
     `table` is int32 [n_seq][max_pages]: page ids by position / 128, as a step reads them. `lengths`: tokens by
     sequence; a decoding that is armed counts on in it.
@@ -29,39 +36,15 @@ class KVCache:
     unused: a page is counted before a sequence has it, and given up only after no sequence has it.
     """
 
-    def __init__(self, specs: Sequence[KVSpec], *, kv_type: str, n_ctx: int, n_seq: int, n_pages: int) -> None:
-        if kv_type not in KV_TYPES:
-            raise ArgumentError(f"kv_type {kv_type!r} is not one of {', '.join(KV_TYPES)}")
-        self.kv_type, self.n_ctx, self.n_seq, self.n_pages = kv_type, n_ctx, n_seq, n_pages
-        planes: dict[int, tuple[int, int, int]] = {}
-        at = 0
-        for spec in specs:
-            self._check(spec)
-            k, v = self._plane_bytes(spec)
-            planes[spec.block] = (at, k, v)
-            at += spec.n_kv * (k + v)
-        self.page_bytes = max(4096, padded(at, 4096))
-        self.max_pages = -(-n_ctx // PAGE)
-        self.memory = _cpu.Memory(self.page_bytes * n_pages, True)
-        self.layout = CacheLayout(KV_TYPES[kv_type], self.memory.address, self.page_bytes, planes, self.max_pages)
+    def __init__(self, pages: Pages, *, n_ctx: int, n_seq: int, n_pages: int) -> None:
+        self.memory = pages
+        self.n_ctx, self.n_seq, self.n_pages = n_ctx, n_seq, n_pages
+        self.max_pages = max_pages(n_ctx)
         self.table = np.zeros((n_seq, self.max_pages), np.int32)
-        self._bytes = np.frombuffer(self.memory, np.uint8).reshape(n_pages, -1)[:, : self.page_bytes]
         self._free = list(range(n_pages - 1, -1, -1))
         self._counts = [0] * n_pages
         self._pages: list[list[int] | None] = [None] * n_seq
         self.lengths = [0] * n_seq
-
-    def _check(self, spec: KVSpec) -> None:
-        for dim in (spec.head_dim_k, spec.head_dim_v):
-            if self.kv_type in ("q8_0", "q4_0") and dim % 32:
-                raise ArgumentError(
-                    f"kv_type {self.kv_type} needs head sizes that 32 divides; block {spec.block} has {dim}: "
-                    "use f16 or f32"
-                )
-
-    def _plane_bytes(self, spec: KVSpec) -> tuple[int, int]:
-        kv = KV_TYPES[self.kv_type]
-        return _cpu.kv_plane_bytes(kv, spec.head_dim_k)[0], _cpu.kv_plane_bytes(kv, spec.head_dim_v)[1]
 
     # sequences
 
@@ -150,7 +133,8 @@ class KVCache:
 
     def poison(self) -> None:
         """Fill free pages with NaN bytes: tests show by it that no unwritten memory reaches a result."""
-        self._bytes[self._free] = 0xFF
+        for page in self._free:
+            self.memory.fill_page(page, 0xFF)
 
     def _of(self, sequence: int) -> list[int]:
         pages = self._pages[sequence] if 0 <= sequence < self.n_seq else None
@@ -179,7 +163,12 @@ class KVCache:
         pages = self._of(sequence)
         old = pages[index]
         made = self._take()
-        self._bytes[made] = self._bytes[old]
+        self.memory.copy_page(made, old)
         self.table[sequence, index] = made
         pages[index] = made
         self._drop(old)
+
+
+def max_pages(n_ctx: int) -> int:
+    """Of one sequence of n_ctx tokens."""
+    return -(-n_ctx // PAGE)

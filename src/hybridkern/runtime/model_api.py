@@ -35,6 +35,8 @@ def load(
     n_batch: int = 2048,
     n_ubatch: int | None = None,
     kv_type: str = "f16",
+    n_gpu_layers: int | str | None = None,
+    device: int = 0,
     mmap: bool = True,
     mlock: bool = False,
     sha256: str | None = None,
@@ -49,7 +51,10 @@ def load(
         "model": as many as it was trained with.
     threads, threads_batch: for generation and for prompts; by default the physical cores that this process may use.
     n_batch, n_ubatch: most tokens of one call and of one pass over the weights.
-    kv_type: "f16", "q8_0", "q4_0" or "f32".
+    kv_type: "f16", "q8_0", "q4_0" or "f32" (not on a GPU).
+    n_gpu_layers: "all" places the model on a GPU, and raises KernelError where that cannot be used. 0, None and "auto":
+        everything on the CPU.
+    device: which GPU.
     mmap, mlock: map the file instead of reading it; keep its pages in memory.
     sha256: refuse the file unless its digest is this.
     validate: read every tensor first and refuse NaN and infinite scales.
@@ -62,6 +67,8 @@ def load(
         n_batch=n_batch,
         n_ubatch=n_ubatch,
         kv_type=kv_type,
+        n_gpu_layers=n_gpu_layers,
+        device=device,
         mmap=mmap,
         mlock=mlock,
         validate=validate,
@@ -114,6 +121,7 @@ class Model:
             n_batch=options.n_batch,
             n_ubatch=options.n_ubatch,
             kv_type=options.kv_type,
+            device=options.gpu(len(loaded.config.blocks)),
             progress=progress,
         )
         if file.mmap:

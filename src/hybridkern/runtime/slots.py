@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,30 @@ from hybridkern.kernels import _cpu
 Ints = npt.NDArray[np.int32]
 
 
-class StepSlot:
-    """Inputs and results of one step of at most max_rows tokens and max_outputs outputs.
+class Slot(Protocol):
+    """A slot of any kernel set. tokens, positions, sequences, variants: int32 [max_rows]; outputs: int32 [max_outputs];
+    best, bad, best_value, best_lse: [max_outputs], filled by greedy steps."""
 
-    tokens, positions, sequences, variants: int32 [max_rows]; outputs: int32 [max_outputs]; logits: float32
-    [max_outputs][n_vocab]; best, bad, best_value, best_lse: [max_outputs], filled by greedy steps.
+    tokens: Ints
+    positions: Ints
+    sequences: Ints
+    variants: Ints
+    outputs: Ints
+    best: Ints
+    bad: Ints
+    best_value: npt.NDArray[np.float32]
+    best_lse: npt.NDArray[np.float64]
+    native: _cpu.Slot
+
+    def rows(self, m: int) -> npt.NDArray[np.float32]:
+        """Logits of the m outputs of the last step, float32 [m][n_vocab]: a view."""
+        ...
+
+
+class StepSlot:
+    """A slot of the CPU set: inputs and results of one step of at most max_rows tokens and max_outputs outputs.
+
+    logits: float32 [max_outputs][n_vocab].
     """
 
     def __init__(self, max_rows: int, max_outputs: int, n_seq: int, max_pages: int, n_vocab: int) -> None:
@@ -48,3 +67,7 @@ class StepSlot:
         }
         addresses = {name: array.ctypes.data for name, array in names.items()}
         self.native = _cpu.Slot(**addresses, logits=self._memory.address)
+
+    def rows(self, m: int) -> npt.NDArray[np.float32]:
+        """The logits of the last step, which had m outputs."""
+        return self.logits[:m]

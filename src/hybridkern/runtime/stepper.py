@@ -16,7 +16,7 @@ from hybridkern.kernels import _cpu
 from hybridkern.kernels.interface import Batch
 
 from .kv_cache import PAGE, KVCache
-from .slots import StepSlot
+from .slots import Slot
 
 Ids = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
@@ -47,12 +47,15 @@ def token_array(tokens: Sequence[int] | npt.NDArray[np.integer], n_vocab: int) -
 
 
 class Stepper:
-    """Runs a program over a ring of slots. threads: for single tokens; threads_batch: for more."""
+    """Runs a program over a ring of slots. ahead: two more for greedy steps that a GPU is given ahead, or none.
+    threads: for single tokens; threads_batch: for more."""
 
     def __init__(
         self,
         program: _cpu.Program,
         cache: KVCache,
+        ring: Sequence[Slot],
+        ahead: Sequence[Slot],
         *,
         n_vocab: int,
         n_ubatch: int,
@@ -63,15 +66,15 @@ class Stepper:
         self.program, self.cache = program, cache
         self.n_vocab, self.n_ubatch, self.max_outputs = n_vocab, n_ubatch, max_outputs
         self.threads, self.threads_batch = threads, threads_batch
-        self._ring = [StepSlot(n_ubatch, max_outputs, cache.n_seq, cache.max_pages, n_vocab) for _ in range(RING)]
+        self._ring, self._ahead = ring, ahead
         self._next = 0
 
-    def _slot(self) -> StepSlot:
+    def _slot(self) -> Slot:
         slot = self._ring[self._next]
-        self._next = (self._next + 1) % RING
+        self._next = (self._next + 1) % len(self._ring)
         return slot
 
-    def _run(self, slot: StepSlot, n: int, m: int, runs: Sequence[tuple[int, int]], greedy: bool = False) -> None:
+    def _run(self, slot: Slot, n: int, m: int, runs: Sequence[tuple[int, int]], greedy: bool = False) -> None:
         """One replay; runs: (sequence, tokens of it). On an error the cache is as before."""
         done = 0
         try:
@@ -101,15 +104,17 @@ class Stepper:
     def arm(self, decoding: _cpu.Decoding, lock: _cpu.Lock, sequence: int, variant: int, before: int) -> None:
         """Let `decoding` repeat the step of one token in the page that the sequence has begun to fill."""
         length = self.cache.length(sequence)
+        slot, spare = self._ahead or (self._slot(), None)
         decoding.arm(
             self.program,
-            self._slot().native,
+            slot.native,
             lock,
             self.cache.lengths,
             sequence=sequence,
             variant=variant,
             limit=min(before, self.cache.n_ctx, -(-length // PAGE) * PAGE),
             threads=self.threads,
+            spare=None if spare is None else spare.native,
         )
 
     def step(self, batch: Batch) -> Logits:
@@ -127,7 +132,7 @@ class Stepper:
         slot.variants[:n] = 0 if batch.variants is None else batch.variants
         slot.outputs[:m] = outputs
         self._run(slot, n, m, runs)
-        return slot.logits[:m]
+        return slot.rows(m)
 
     def _runs(self, batch: Batch, n: int) -> list[tuple[int, int]]:
         sequences, positions = np.asarray(batch.sequences), np.asarray(batch.positions)
@@ -145,7 +150,7 @@ class Stepper:
             start += count
         return runs
 
-    def evaluate(self, sequence: int, ids: Ids, wanted: Ids, variant: int, greedy: bool = False) -> StepSlot | Logits:
+    def evaluate(self, sequence: int, ids: Ids, wanted: Ids, variant: int, greedy: bool = False) -> Slot | Logits:
         """Append tokens. Logits at the rows `wanted`, float32 [wanted][n_vocab] (one row: a view); or, greedy, the last
         slot, whose first result is that of the last row. On an error the sequence is as before."""
         start = self.cache.length(sequence)
@@ -160,9 +165,7 @@ class Stepper:
             self.cache.truncate(sequence, start)
             raise
 
-    def _evaluate(
-        self, sequence: int, start: int, ids: Ids, wanted: Ids, variant: int, greedy: bool
-    ) -> StepSlot | Logits:
+    def _evaluate(self, sequence: int, start: int, ids: Ids, wanted: Ids, variant: int, greedy: bool) -> Slot | Logits:
         result = np.empty((len(wanted), self.n_vocab), np.float32) if len(wanted) > 1 else None
         at = out = 0
         slot = self._ring[self._next]
@@ -179,11 +182,11 @@ class Stepper:
             slot.outputs[:m] = wanted[out : out + m] - at
             self._run(slot, n, m, [(sequence, n)], greedy)
             if result is not None:
-                result[out : out + m] = slot.logits[:m]
+                result[out : out + m] = slot.rows(m)
             at, out = at + n, out + m
         if greedy:
             return slot
-        return slot.logits[: len(wanted)] if result is None else result
+        return slot.rows(len(wanted)) if result is None else result
 
     def evaluate_many(self, pairs: Sequence[tuple[int, Ids]]) -> Logits:
         """Append tokens to several sequences in common steps; the logits behind the last token of each, float32
@@ -219,4 +222,4 @@ class Stepper:
                 ends.append(i)
                 m += 1
         self._run(slot, n, m, runs)
-        result[ends] = slot.logits[:m]
+        result[ends] = slot.rows(m)

@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hybridkern.errors import ArgumentError, KernelError
+from hybridkern.errors import KernelError
+from hybridkern.kernels import _cpu
 from hybridkern.kernels.interface import Batch, Buffer, KVSpec, Op
 
 from .build import LaunchBuilder
 from .device import Device
-from .driver import Graph
+from .driver import Graph, Stream
 from .fusion import Fusion
 from .launches import FEW, Launch, decode_splits
 from .placement import PAGE, DeviceCache, Placement, Progress
+from .slots import FIELDS, DeviceSlot, input_offsets
 
 Table = npt.NDArray[np.int32]
 _CLASSES = (1, FEW, 32, 128, 512)
@@ -51,18 +53,28 @@ class CudaSet:
     def describe(self) -> str:
         """The device."""
         major, minor = self.device.capability
-        return f"CUDA kernel set: {self.device.name}, sm_{major}{minor}, {self.device.processors} multiprocessors"
+        return (
+            f"CUDA kernel set on GPU {self.device.number}: {self.device.name}, sm_{major}{minor}, "
+            f"{self.device.processors} multiprocessors"
+        )
 
 
 class CudaTape:
-    """A recorded model on the device: one graph per step class, captured when it is first needed."""
+    """A recorded model on the device: one graph per step class, all captured here, and the memory of its steps.
+
+    `segment` runs its steps, on a stream of its own: others may be loading at the same time.
+    """
+
+    segment: _cpu.Segment
 
     def __init__(self, device: Device, ops: Sequence[Op], logits: Buffer) -> None:
-        self._device, self._ops, self._logits = device, list(ops), logits
-        self._graphs: dict[int, Graph] = {}
+        self.device, self._ops, self.logits = device, list(ops), logits
+        self._graphs: list[Graph] = []
         self._launches: dict[int, list[Launch]] = {}
-        self._table: Table | None = None
+        self._slots: list[DeviceSlot] = []
         self._place: Placement | None = None
+        self._stream: Stream | None = None
+        self._own: list[DeviceSlot] = []
 
     def prepare(
         self,
@@ -76,114 +88,148 @@ class CudaTape:
         max_outputs: int,
         progress: Progress | None = None,
     ) -> None:
-        """max_pages: of one sequence; max_rows, max_outputs: of one step."""
-        d = self._device
+        """In the device's thread. max_pages: of one sequence; max_rows, max_outputs: of one step."""
+        d = self.device
         place = self._place = Placement(d.kernels, d.stream, max_rows, max_outputs)
-        self._max_tokens, self._stride = max_pages * PAGE, max_pages
+        self.max_rows, self.max_outputs, self.n_seq, self.max_pages = max_rows, max_outputs, n_seq, max_pages
         weights = [op.args[0 if op.kind == "embed" else 1] for op in self._ops if op.kind in ("embed", "matmul")]
         place.upload_weights(weights, progress)
-        self._cache = DeviceCache(place, specs, kv_type, n_pages)
-        self._classes = sorted({c for c in _CLASSES if c < max_rows} | {max_rows})
+        self.cache = DeviceCache(place, specs, kv_type, n_pages)
+        self.classes = sorted({c for c in _CLASSES if c < max_rows} | {max_rows})
         self._reserve_attention(place)
-        # counts, tokens, positions, sequences, variants, outputs: written before every step; pages: when they changed
-        fields = {"counts": 64, "tokens": max_rows, "positions": max_rows, "sequences": max_rows, "variants": max_rows}
-        fields |= {"outputs": max_outputs}
-        self._at: dict[str, tuple[int, int]] = {}
-        at = 0
-        for name, size in fields.items():
-            self._at[name] = at, size
-            at += -(-size // 64) * 64
-        self._slot = np.zeros(at, np.int32)
-        base = place.memory(self._slot.nbytes, "step")
-        self._slot_address = base
-        self._step: dict[str, int] = {name: base + 4 * offset for name, (offset, _) in self._at.items()}
-        self._step |= {"pages": place.memory(n_seq * max_pages * 4, "step"), "page_stride": max_pages}
-        self._best, self._value = place.memory(4 * max_outputs, "step"), place.memory(8 * max_outputs, "step")
+        self._pages = place.memory(n_seq * max_pages * 4, "step")
+        at, stride = place.buffer(self.logits)
+        self._stream = Stream()
+        self.segment = _cpu.Segment(
+            context=d.handle, stream=self._stream.handle, n_vocab=self.logits.width, max_pages=max_pages,
+            n_seq=n_seq, pages=self._pages, logits=at, logits_stride=stride,
+        )  # fmt: skip
+        self.logits_stride = stride
+        for size in self.classes:
+            self._add_class(size)
+        d.stream.wait()
 
     def _reserve_attention(self, place: Placement) -> None:
-        most, d = 0, self._device
+        most, d = 0, self.device
         for op in self._ops:
             if op.kind != "attend":
                 continue
             kv, heads = op.args[1], op.params["n_head"]
-            for n in (c for c in self._classes if c <= FEW):
-                splits = decode_splits(n, heads, kv.n_kv, d.processors, self._max_tokens, d.capability)
+            for n in (c for c in self.classes if c <= FEW):
+                splits = decode_splits(n, heads, kv.n_kv, d.processors, self.max_pages * PAGE, d.capability)
                 most = max(most, n * heads * splits * (kv.head_dim_v + 2) * 4)
         place.shared_scratch("attention", max(most, 256))
 
+    def _add_class(self, size: int) -> None:
+        """The graph of a step class, with inputs and results at addresses of its own: small steps copy little."""
+        place, d = self._place, self.device
+        assert place is not None
+        m = min(size, self.max_outputs)
+        at, total = input_offsets(size, m)
+        inputs, results = place.memory(4 * total, "step"), place.memory(12 * m, "step")
+        step: dict[str, int] = {name: inputs + 4 * offset for name, offset in zip(FIELDS, at, strict=True)}
+        step |= {"pages": self._pages, "page_stride": self.max_pages}
+        b = LaunchBuilder(place, self.cache, step, size, m, d, self.max_pages * PAGE)
+        b.build(Fusion(self._ops, size, [self.logits]).launches())
+        b.add_argmax(self.logits, results + 8 * m, results)
+        self._launches[size] = b.made
+        d.stream.wait()
+        graph = d.stream.capture(d.kernels, b.made, d.early)
+        self._graphs.append(graph)
+        self.segment.add_class(
+            rows=size, outputs=m, graph=graph.handle, inputs=inputs, input_bytes=4 * total, at=at, results=results
+        )
+
     def launches(self, n: int) -> list[Launch]:
         """Of the step class that serves n tokens."""
-        assert self._place is not None
-        size = next(c for c in self._classes if c >= n)
-        if size not in self._launches:
-            m = min(size, self._place.max_outputs)
-            b = LaunchBuilder(self._place, self._cache, self._step, size, m, self._device, self._max_tokens)
-            b.build(Fusion(self._ops, size, [self._logits]).launches())
-            b.add_argmax(self._logits, self._best, self._value)
-            self._launches[size] = b.made
-        return self._launches[size]
+        return self._launches[next(c for c in self.classes if c >= n)]
 
-    def run(self, batch: Batch, table: Table) -> Result:
-        """One step; table: page ids int32 [n_seq][max_pages]."""
-        return self._device.run(self._run, batch, table)
+    # what the engine needs
 
-    def start(self, batch: Batch, table: Table) -> None:
-        """Queue a step's inputs and its graph, without waiting (in the device's thread)."""
-        n, m = len(batch.tokens), len(batch.outputs)
-        if self._place is None:
-            raise KernelError("the model's memory on the GPU was given back")
-        if not 1 <= n <= self._place.max_rows or m > self._place.max_outputs:
-            most = f"{self._place.max_rows} and {self._place.max_outputs}"
-            raise ArgumentError(f"a step of {n} tokens and {m} outputs; it can have {most}")
-        stream = self._device.stream
-        if self._table is None or not np.array_equal(self._table, table):
-            self._table = table.copy()
-            stream.upload(self._step["pages"], self._table)
-        variants = np.zeros(n) if batch.variants is None else batch.variants
-        values = {"counts": [n, m], "tokens": batch.tokens, "positions": batch.positions, "sequences": batch.sequences}
-        for name, value in (values | {"variants": variants, "outputs": batch.outputs}).items():
-            offset = self._at[name][0]
-            self._slot[offset : offset + len(value)] = value
-        stream.upload(self._slot_address, self._slot)
-        self._graph(n).launch(stream)
+    def slot(self, max_rows: int | None = None, max_outputs: int | None = None) -> DeviceSlot:
+        """A slot for steps of at most so many tokens and outputs; it ends with the tape."""
+        return self.device.run(self._make_slot, max_rows or self.max_rows, max_outputs or self.max_outputs)
 
-    def _graph(self, n: int) -> Graph:
-        size = next(c for c in self._classes if c >= n)
-        if size not in self._graphs:
-            made = self.launches(n)
-            self._device.stream.wait()
-            self._graphs[size] = self._device.stream.capture(self._device.kernels, made, self._device.early)
-        return self._graphs[size]
+    def _make_slot(self, max_rows: int, max_outputs: int) -> DeviceSlot:
+        self._require_open()
+        made = DeviceSlot(self, max_rows, max_outputs)
+        self._slots.append(made)
+        return made
 
-    def _run(self, batch: Batch, table: Table) -> Result:
-        self.start(batch, table)
-        assert self._place is not None
-        m, stream = len(batch.outputs), self._device.stream
-        at, stride = self._place.buffer(self._logits)
-        padded = np.empty((m, stride), np.float32)
-        best, value = np.empty(m, np.int32), np.empty((m, 2), np.float32)
-        if m:
-            for array, address in ((padded, at), (best, self._best), (value, self._value)):
-                stream.download(array, address)
-        stream.wait()
-        return Result(padded[:, : self._logits.width], best, value[:, 0] - value[:, 1])
+    @property
+    def page_bytes(self) -> int:
+        """Of a page of the cache."""
+        return self.cache.page_bytes
+
+    def copy_page(self, to: int, source: int) -> None:
+        """Copy a page of the cache, behind the steps that were queued."""
+        size = self.page_bytes
+        self.segment.copy(self.cache.address + to * size, self.cache.address + source * size, size)
+
+    def fill_page(self, page: int, byte: int) -> None:
+        """Fill a page of the cache, behind the steps that were queued."""
+        size = self.page_bytes
+        self.segment.fill(self.cache.address + page * size, byte, size)
 
     @property
     def nbytes(self) -> dict[str, int]:
         """Device memory by purpose."""
         return dict(self._place.nbytes) if self._place is not None else {}
 
+    # direct use: tests and benchmarks
+
+    def run(self, batch: Batch, table: Table) -> Result:
+        """One step; table: page ids int32 [n_seq][max_pages]."""
+        own, n, m = self._filled(batch), len(batch.tokens), len(batch.outputs)
+        program = _cpu.Program([self.segment], table.ctypes.data, self.n_seq)
+        program.run(own.native, n, m, 1, True)
+        best, logprob = own.best[:m].copy(), (own.best_value[:m] - own.best_lse[:m]).astype(np.float32)
+        program.run(own.native, n, m, 1, False)
+        return Result(own.rows(m).copy(), best, logprob)
+
+    def start(self, batch: Batch, table: Table) -> None:
+        """Queue a step without results, and do not wait."""
+        own = self._filled(batch)
+        self.segment.queue(own.native, table.ctypes.data, len(batch.tokens), len(batch.outputs))
+
+    def wait(self) -> None:
+        """Until everything queued is done."""
+        if self._stream is not None:
+            self.device.run(self._stream.wait)
+
+    def _filled(self, batch: Batch) -> DeviceSlot:
+        self._require_open()
+        if not self._own:
+            self._own = [self.slot(), self.slot()]
+        self._own.reverse()  # the other one may still be under way
+        self._own[0].fill(batch)
+        return self._own[0]
+
+    def _require_open(self) -> None:
+        if self._place is None:
+            raise KernelError("the model's memory on the GPU was given back")
+
+    # ownership
+
     def close(self) -> None:
-        """Give the device's memory back; a second call does nothing."""
-        self._device.run(self._close)
+        """Give the device's memory back; a second call does nothing. Nothing may be running."""
+        self.device.run(self._close)
+
+    def close_later(self) -> None:
+        """The same without waiting: for finalisers."""
+        self.device.later(self._close)
 
     def _close(self) -> None:
         if self._place is None:
             return
-        self._device.stream.wait()
-        for graph in self._graphs.values():
-            graph.destroy()
-        self._graphs.clear()
-        self._launches.clear()
         place, self._place = self._place, None
+        if self._stream is not None:
+            self.segment.clear()
+            self._stream.wait()
+        for thing in [*self._graphs, *self._slots, *([self._stream] if self._stream is not None else [])]:
+            thing.destroy()
+        self._graphs.clear()
+        self._slots.clear()
+        self._own.clear()
+        self._launches.clear()
         place.free()

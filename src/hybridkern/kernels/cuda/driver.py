@@ -1,16 +1,21 @@
 """The driver shim (csrc/runtime/hk_cuda_driver.h) from Python: a status becomes an exception with the driver's text.
 
-Calls release the GIL. They work in the context that is current in the calling thread, which pycuda has made so.
+The shim is part of the extension module, whose step program calls it in C; what happens once per model is called from
+here, by ctypes. Calls release the GIL, and work in the context that is current in the calling thread.
 """
 
 from __future__ import annotations
 
 import ctypes as c
-import os
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from hybridkern.errors import KernelError, OutOfMemoryError
 from hybridkern.kernels import _cpu
@@ -18,7 +23,6 @@ from hybridkern.kernels import _cpu
 from .launches import Launch, home_of
 
 _OUT_OF_MEMORY = 2
-_LIBRARY = "libhk_cuda_driver.so"
 # What CMake built: in an editable installation it lies beside the extension module, not beside this file.
 BUILT = Path(_cpu.__file__).with_name("cuda")
 
@@ -37,13 +41,7 @@ class _Launch(c.Structure):
 
 @cache
 def _library() -> Any:
-    path = Path(os.environ.get("HYBRIDKERN_CUDA_DRIVER") or BUILT / _LIBRARY)
-    try:
-        library = c.CDLL(str(path))
-    except OSError as error:
-        raise KernelError(
-            f"this build has no CUDA driver shim: install with -C cmake.define.HYBRIDKERN_CUDA=ON ({error})"
-        ) from error
+    library = c.CDLL(_cpu.__file__)
     library.hk_cuda_error.restype = c.c_char_p
     return library
 
@@ -64,6 +62,40 @@ def _made(name: str, *args: Any) -> int:
     return handle.value or 0
 
 
+def current_context() -> int:
+    """The handle of the context that is current in this thread, 0 for none."""
+    return _made("context")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a GPU without using it."""
+
+    number: int
+    name: str
+    capability: tuple[int, int]
+    total_bytes: int
+
+
+def driver_version() -> tuple[int, int]:
+    """The newest CUDA version that the driver serves. Raises KernelError where there is no driver."""
+    version = c.c_int()
+    call("driver_version", c.byref(version))
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def gpus() -> list[Facts]:
+    """The GPUs that this process sees. Raises KernelError where there is no driver, or no GPU."""
+    n = c.c_int()
+    call("device_count", c.byref(n))
+    found = []
+    for number in range(n.value):
+        name, total, major, minor = c.create_string_buffer(256), c.c_size_t(), c.c_int(), c.c_int()
+        call("device_facts", c.c_int(number), name, c.c_int(256), c.byref(total), c.byref(major), c.byref(minor))
+        found.append(Facts(number, name.value.decode(errors="replace"), (major.value, minor.value), total.value))
+    return found
+
+
 def attribute(number: int) -> int:
     """An attribute of the current context's device, by the driver's number."""
     value = c.c_int()
@@ -79,7 +111,9 @@ def memory_info() -> tuple[int, int]:
 
 
 class Memory:
-    """Device memory, freed by `free`."""
+    """Device memory, freed by `free`. `Memory.live` is the sum of all that is not, in bytes."""
+
+    live = 0
 
     def __init__(self, nbytes: int, what: str = "") -> None:
         address = c.c_uint64()
@@ -92,12 +126,30 @@ class Memory:
                 f"{total / 2**20:.1f} MiB are free. Place fewer layers on it, or shorten the context ({error})"
             ) from error
         self.address, self.nbytes = address.value, nbytes
+        Memory.live += nbytes
 
     def free(self) -> None:
         """Give it back; a second call does nothing."""
         if self.address:
             address, self.address = self.address, 0
+            Memory.live -= self.nbytes
             call("free", address)
+
+
+class HostMemory:
+    """Page-locked host memory, which the GPU copies to and from without help. It is given back once neither this object
+    nor a view of it is left, by `later(free)`: that may happen in any thread."""
+
+    def __init__(self, nbytes: int, later: Callable[..., Any]) -> None:
+        self.nbytes = max(1, nbytes)
+        self.address = _made("host_alloc", self.nbytes)
+        self._memory: Any = (c.c_uint8 * self.nbytes).from_address(self.address)
+        finalizer = weakref.finalize(self._memory, later, call, "host_free", c.c_void_p(self.address))
+        finalizer.atexit = False  # the process ends, and with it the mapping
+
+    def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Part of it."""
+        return np.frombuffer(self._memory, np.uint8, nbytes, offset)
 
 
 class Module:
@@ -212,10 +264,10 @@ class Graph:
 
 
 class Event:
-    """A point in a stream, with a time."""
+    """A point in a stream, with a time if that is asked for."""
 
-    def __init__(self) -> None:
-        self.handle = _made("event_create", c.c_int(1))
+    def __init__(self, timed: bool = True) -> None:
+        self.handle = _made("event_create", c.c_int(timed))
 
     def record(self, stream: Stream) -> None:
         """Mark the end of what is queued."""
@@ -227,3 +279,9 @@ class Event:
         value = c.c_float()
         call("event_elapsed", start.handle, self.handle, c.byref(value))
         return value.value
+
+    def destroy(self) -> None:
+        """Free it."""
+        if self.handle:
+            handle, self.handle = self.handle, 0
+            call("event_destroy", handle)

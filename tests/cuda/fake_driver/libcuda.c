@@ -1,0 +1,243 @@
+/* A libcuda.so.1 without a GPU: device memory is host memory, everything queued happens at once, and of all kernels
+ * only those do something that make up a model whose next token is a hash of all tokens so far, read from the cache's
+ * pages. What is wrong with a page table, a copy, a context or a queued step shows in the tokens, or as an error.
+ *
+ * Environment: FAKE_CUDA_DEVICES (1), FAKE_CUDA_MIB memory (1024), FAKE_CUDA_VERSION (13000), FAKE_CUDA_LOAD status of
+ * loading images (0), FAKE_CUDA_SLOW microseconds until a step is seen to have ended (0), FAKE_CUDA_BREAK number of the
+ * graph launch that fails and breaks the context (never).
+ */
+#include <math.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cuda/hk_args.h"
+
+enum { INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NO_CONTEXT = 201, NOT_READY = 600, BROKEN = 700 };
+#define API __attribute__((visibility("default"))) int
+
+static long setting(const char *name, long otherwise) {
+    const char *text = getenv(name);
+    return text ? atol(text) : otherwise;
+}
+
+/* contexts: a stack in every thread */
+static _Thread_local void *stack[16];
+static _Thread_local int depth;
+static int broken, primary, launched;
+#define NEED                                                                                                           \
+    if (!depth || !stack[depth - 1])                                                                                   \
+        return NO_CONTEXT;                                                                                             \
+    if (broken)                                                                                                        \
+    return BROKEN
+
+API cuInit(unsigned flags) { return flags || setting("FAKE_CUDA_DEVICES", 1) < 1 ? NO_DEVICE : 0; }
+API cuDriverGetVersion(int *v) { return *v = (int)setting("FAKE_CUDA_VERSION", 13000), 0; }
+API cuGetErrorName(int status, const char **name) {
+    static _Thread_local char text[32];
+    snprintf(text, sizeof text, status == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_%d", status);
+    return *name = text, 0;
+}
+API cuGetErrorString(int status, const char **text) { return (void)status, *text = "as the test asked", 0; }
+API cuDeviceGetCount(int *n) { return *n = (int)setting("FAKE_CUDA_DEVICES", 1), 0; }
+API cuDeviceGet(int *d, int n) { return *d = n, n < 0 || n >= setting("FAKE_CUDA_DEVICES", 1) ? INVALID : 0; }
+API cuDeviceGetName(char *name, int n, int d) { return snprintf(name, n, "Fake %d", d), 0; }
+API cuDeviceTotalMem_v2(size_t *n, int d) { return (void)d, *n = (size_t)setting("FAKE_CUDA_MIB", 1024) << 20, 0; }
+API cuDeviceGetAttribute(int *value, int attribute, int d) {
+    return (void)d, *value = attribute == 75 ? 9 : attribute == 16 ? 4 : 0, 0;
+}
+API cuDevicePrimaryCtxRetain(void **c, int d) { return (void)d, primary++, *c = &primary, 0; }
+API cuDevicePrimaryCtxRelease_v2(int d) { return (void)d, primary--, 0; }
+API cuCtxGetCurrent(void **c) { return *c = depth ? stack[depth - 1] : NULL, 0; }
+API cuCtxPushCurrent_v2(void *c) { return depth == 16 ? INVALID : (stack[depth++] = c, 0); }
+API cuCtxPopCurrent_v2(void **c) { return depth ? (*c = stack[--depth], 0) : NO_CONTEXT; }
+API cuCtxGetDevice(int *d) {
+    NEED;
+    return *d = 0, 0;
+}
+
+/* memory */
+static size_t used;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+API cuMemAlloc_v2(uint64_t *at, size_t n) {
+    NEED;
+    pthread_mutex_lock(&lock);
+    int fits = used + n <= (size_t)setting("FAKE_CUDA_MIB", 1024) << 20;
+    used += fits ? n : 0;
+    pthread_mutex_unlock(&lock);
+    if (!fits)
+        return OUT_OF_MEMORY;
+    size_t *p = aligned_alloc(256, (n + 256 + 255) / 256 * 256);
+    p[0] = n;
+    memset(p + 32, 0xFF, n);
+    return *at = (uint64_t)(p + 32), 0;
+}
+API cuMemFree_v2(uint64_t at) {
+    NEED;
+    size_t *p = (size_t *)at - 32;
+    pthread_mutex_lock(&lock);
+    used -= p[0];
+    pthread_mutex_unlock(&lock);
+    memset(p, 0xEE, p[0] + 256);
+    return free(p), 0;
+}
+API cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
+    NEED;
+    *total = (size_t)setting("FAKE_CUDA_MIB", 1024) << 20;
+    return *free_bytes = *total - used, 0;
+}
+API cuMemHostAlloc(void **p, size_t n, unsigned flags) {
+    NEED;
+    return (void)flags, *p = aligned_alloc(4096, (n + 4095) / 4096 * 4096), 0;
+}
+API cuMemFreeHost(void *p) {
+    NEED;
+    return free(p), 0;
+}
+API cuMemHostRegister_v2(void *p, size_t n, unsigned flags) { return (void)p, (void)n, (void)flags, 0; }
+API cuMemHostUnregister(void *p) { return (void)p, 0; }
+static int copy(uint64_t to, uint64_t from, size_t n) {
+    NEED;
+    return memmove((void *)to, (void *)from, n), 0;
+}
+API cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t n, void *s) {
+    return (void)s, copy(to, (uint64_t)from, n);
+}
+API cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t n, void *s) { return (void)s, copy((uint64_t)to, from, n); }
+API cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, void *s) { return (void)s, copy(to, from, n); }
+API cuMemsetD8Async(uint64_t at, unsigned char byte, size_t n, void *s) {
+    NEED;
+    return (void)s, memset((void *)at, byte, n), 0;
+}
+
+/* modules and kernels: a function is its name */
+API cuModuleLoadData(void **m, const void *image) {
+    NEED;
+    return (void)image, *m = &used, (int)setting("FAKE_CUDA_LOAD", 0);
+}
+API cuModuleUnload(void *m) { return (void)m, 0; }
+API cuModuleGetFunction(void **f, void *m, const char *name) { return (void)m, *f = strdup(name), 0; }
+API cuFuncSetAttribute(void *f, int attribute, int value) { return (void)f, (void)attribute, (void)value, 0; }
+API cuFuncGetAttribute(int *value, int attribute, void *f) { return (void)f, (void)attribute, *value = 0, 0; }
+
+typedef struct launch {
+    const char *name;
+    void *args;
+} launch;
+typedef struct graph {
+    launch launches[4096];
+    int n;
+} graph;
+static _Thread_local graph *capture;
+static uint32_t hashes[1 << 16]; /* of the step's rows */
+
+static int32_t *cell(const hk_step *s, const hk_cache *c, int row, int position) {
+    int page = s->pages[s->sequences[row] * s->page_stride + position / 128];
+    return (int32_t *)(c->pages + page * c->page_bytes) + position % 128;
+}
+static void execute(const launch *l) {
+    if (!strcmp(l->name, "hk_heads")) {
+        const hk_heads_args *a = l->args;
+        for (int i = 0; a->cache.pages && !a->cache.block_offset && i < a->step.counts[0]; i++)
+            *cell(&a->step, &a->cache, i, a->step.positions[i]) = a->step.tokens[i];
+    } else if (!strncmp(l->name, "hk_decode", 9) || !strncmp(l->name, "hk_prefill", 10)) {
+        const hk_attend_args *a = l->args;
+        for (int i = 0; !a->cache.block_offset && i < a->step.counts[0]; i++) {
+            uint32_t h = 7;
+            for (int p = 0; p <= a->step.positions[i]; p++)
+                h = h * 31 + (uint32_t)*cell(&a->step, &a->cache, i, p);
+            hashes[i] = h;
+        }
+    } else if (!strcmp(l->name, "hk_argmax")) {
+        const hk_argmax_args *a = l->args;
+        for (int i = 0; i < a->step.counts[1]; i++) {
+            float *row = (float *)a->logits + i * a->stride;
+            int best = (int)(hashes[a->step.outputs[i]] % (uint32_t)a->width);
+            memset(row, 0, a->width * sizeof(float));
+            row[best] = 5;
+            a->best[i] = best;
+            a->value[2 * i] = 5;
+            a->value[2 * i + 1] = logf(expf(5) + (float)(a->width - 1));
+        }
+    }
+}
+typedef struct config {
+    unsigned grid[3], block[3], shared_bytes;
+    void *stream;
+} config;
+API cuLaunchKernelEx(const config *c, void *f, void **params, void **extra) {
+    NEED;
+    (void)c, (void)params;
+    size_t n = *(size_t *)extra[3];
+    launch l = {f, memcpy(malloc(n), extra[1], n)};
+    if (capture)
+        return capture->launches[capture->n++] = l, 0;
+    return execute(&l), free(l.args), 0;
+}
+API cuStreamBeginCapture_v2(void *s, int mode) {
+    NEED;
+    return (void)s, (void)mode, capture = calloc(1, sizeof *capture), 0;
+}
+API cuStreamEndCapture(void *s, void **g) { return (void)s, *g = capture, capture = NULL, 0; }
+API cuGraphInstantiateWithFlags(void **e, void *g, unsigned long long flags) { return (void)flags, *e = g, 0; }
+API cuGraphDestroy(void *g) { return (void)g, 0; }
+API cuGraphExecDestroy(void *e) {
+    NEED;
+    return free(e), 0;
+}
+API cuGraphLaunch(void *e, void *s) {
+    NEED;
+    (void)s;
+    if (++launched == setting("FAKE_CUDA_BREAK", -1))
+        return broken = 1, BROKEN;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < ((graph *)e)->n; i++)
+        execute(&((graph *)e)->launches[i]);
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+/* streams and events: an event is the time at which it is seen */
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1e6 + t.tv_nsec / 1e3;
+}
+API cuStreamCreate(void **s, unsigned flags) {
+    NEED;
+    return (void)flags, *s = malloc(1), 0;
+}
+API cuStreamDestroy_v2(void *s) {
+    NEED;
+    return free(s), 0;
+}
+API cuStreamSynchronize(void *s) {
+    NEED;
+    return (void)s, 0;
+}
+API cuEventCreate(void **e, unsigned flags) {
+    NEED;
+    return (void)flags, *e = calloc(1, sizeof(double)), 0;
+}
+API cuEventDestroy_v2(void *e) {
+    NEED;
+    return free(e), 0;
+}
+API cuEventRecord(void *e, void *s) {
+    NEED;
+    return (void)s, *(double *)e = now() + (double)setting("FAKE_CUDA_SLOW", 0), 0;
+}
+API cuEventQuery(void *e) {
+    NEED;
+    return now() < *(double *)e ? NOT_READY : 0;
+}
+API cuEventSynchronize(void *e) {
+    NEED;
+    while (now() < *(double *)e)
+        ;
+    return 0;
+}
+API cuEventElapsedTime(float *ms, void *a, void *b) { return *ms = (float)(*(double *)b - *(double *)a) / 1000, 0; }
