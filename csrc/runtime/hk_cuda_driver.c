@@ -131,7 +131,9 @@ static int check(cu_status status, const char *what) {
         return 0;
     cu.cuGetErrorName(status, &name);
     cu.cuGetErrorString(status, &text);
-    snprintf(error, sizeof error, "%s: %s (%d): %s", what, name ? name : "unknown error", status, text ? text : "");
+    /* From 700 on (an illegal address, a failed launch, ...) the context is of no use any more. */
+    snprintf(error, sizeof error, "%s: %s (%d): %s%s", what, name ? name : "unknown error", status, text ? text : "",
+             status >= 700 && status < 720 ? "; the GPU can be used again by a new process only" : "");
     return status;
 }
 

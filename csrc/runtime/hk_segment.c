@@ -14,7 +14,8 @@ static int check(const hk_segment *g, const hk_slot *s, int feed) {
     if (g->n_classes == 0 || s->device == NULL || s->n < 1 || s->n > most->rows || s->n_out < 0 ||
         s->n_out > most->outputs)
         return HK_ERR_ARGUMENT;
-    if (feed && (s->n != 1 || g->last < 0))
+    if (feed && (s->n != 1 || s->n_out != 1 || g->last < 0 || s->positions[0] != g->last_position + 1 ||
+                 s->sequences[0] != g->last_sequence || s->variants[0] != g->last_variant))
         return HK_ERR_ARGUMENT;
     for (int32_t i = 0; i < s->n; i++) {
         if (s->positions[i] < 0 || s->positions[i] / HK_PAGE >= g->max_pages)
@@ -53,6 +54,7 @@ static int send_pages(hk_segment *g, const hk_slot *s, const int32_t *table) {
     return 0;
 }
 
+/* In the order of hk_field. */
 static void pack(const hk_class *c, const hk_slot *s) {
     int32_t *to = (int32_t *)s->device->inputs;
     const int32_t *from[] = {NULL, s->tokens, s->positions, s->sequences, s->variants, s->outputs};
@@ -62,46 +64,46 @@ static void pack(const hk_class *c, const hk_slot *s) {
         memcpy(to + c->at[f], from[f], (f == HK_OUTPUTS ? s->n_out : s->n) * sizeof(int32_t));
 }
 
-static int bring_back(const hk_segment *g, const hk_class *c, const hk_slot *s, int want) {
-    struct hk_device_slot *d = s->device;
-    int status = 0;
-    if (s->n_out && (want & HK_WANT_BEST))
-        status = hk_cuda_copy_to_host(d->results, c->results, (size_t)c->outputs * 12, g->stream);
-    if (s->n_out && (want & HK_WANT_LOGITS) && status == 0) {
-        float *to = s->n_out <= d->n_few ? d->few : s->logits;
-        status = hk_cuda_copy_to_host(to, g->logits, (size_t)s->n_out * g->logits_stride * sizeof(float), g->stream);
-    }
+/* Puts the step's inputs where its graph reads them. */
+static int send_inputs(hk_segment *g, const hk_class *c, const hk_slot *s, int feed) {
+    if (feed && c->advances)
+        return 0;
+    pack(c, s);
+    int status = hk_cuda_copy_to_device(c->inputs, s->device->inputs, c->input_bytes, g->stream);
+    if (feed && status == 0)
+        status = hk_cuda_copy_on_device(c->inputs + 4 * (uint64_t)c->at[HK_TOKENS], c->best, 4, g->stream);
     return status;
 }
 
 static int queue(hk_segment *g, hk_slot *s, const int32_t *table, int feed, int want) {
+    struct hk_device_slot *d = s->device;
     int32_t k = 0;
+    int status;
     while (g->classes[k].rows < s->n || g->classes[k].outputs < s->n_out)
         k++;
-    const hk_class *c = &g->classes[k];
-    struct hk_device_slot *d = s->device;
-    int status;
+    const hk_class *c = want == HK_WANT_TOP ? &g->top : &g->classes[k];
     if (d->queued && (status = hk_cuda_event_wait(d->done))) /* its memory is still in use */
         return status;
     d->queued = 0;
-    pack(c, s);
-    if ((status = hk_cuda_copy_to_device(c->inputs, d->inputs, c->input_bytes, g->stream)))
+    g->last = -1;
+    if ((status = send_inputs(g, c, s, feed)) || (status = send_pages(g, s, table)) ||
+        (status = hk_cuda_graph_launch(c->graph, g->stream)))
         return status;
-    if ((status = send_pages(g, s, table)))
-        return status;
-    if (feed) {
-        const hk_class *before = &g->classes[g->last];
-        uint64_t from = before->results + 8 * (uint64_t)before->outputs;
-        status = hk_cuda_copy_on_device(c->inputs + 4 * (uint64_t)c->at[HK_TOKENS], from, 4, g->stream);
-        if (status)
+    if (want == HK_WANT_LOGITS && s->n_out) {
+        float *to = s->n_out <= d->n_few ? d->few : s->logits;
+        size_t bytes = (size_t)s->n_out * g->logits_stride * sizeof(float);
+        if ((status = hk_cuda_copy_to_host(to, g->logits, bytes, g->stream)))
             return status;
     }
-    g->last = k;
-    if ((status = hk_cuda_graph_launch(c->graph, g->stream)) || (status = bring_back(g, c, s, want)) ||
-        (status = hk_cuda_event_record(d->done, g->stream)))
+    if ((status = hk_cuda_event_record(d->done, g->stream)))
         return status;
-    d->queued = 1 | want << 1;
+    g->last = s->n == 1 && s->n_out == 1 && want != HK_WANT_TOP ? k : -1;
+    g->last_position = s->positions[0];
+    g->last_sequence = s->sequences[0];
+    g->last_variant = s->variants[0];
+    d->queued = 1;
     d->of = k;
+    d->want = want;
     return 0;
 }
 
@@ -109,6 +111,8 @@ int hk_segment_queue(hk_segment *g, hk_slot *s, const int32_t *table, int feed, 
     int status = check(g, s, feed);
     if (status)
         return status;
+    if (want == HK_WANT_TOP && (g->top.graph == NULL || s->n != 1 || s->n_out != 1))
+        return HK_ERR_ARGUMENT;
     if ((status = hk_cuda_enter(g->context)))
         return HK_ERR_DEVICE;
     status = queue(g, s, table, feed, want);
@@ -158,15 +162,14 @@ int hk_segment_wait(hk_segment *g, hk_slot *s, const atomic_int *cancel, int (*p
     hk_cuda_leave();
     if (rc != HK_OK)
         return rc;
-    if (d->queued >> 1 & HK_WANT_BEST) {
-        const float *value = (const float *)d->results;
-        const int32_t *best = (const int32_t *)(value + 2 * g->classes[d->of].outputs);
-        for (int32_t i = 0; i < s->n_out; i++) {
-            s->best[i] = best[i];
-            s->bad[i] = best[i] < 0;
-            s->best_value[i] = value[2 * i];
-            s->best_lse[i] = value[2 * i + 1];
-        }
+    const hk_class *c = &g->classes[d->of];
+    for (int32_t i = 0; d->want == HK_WANT_BEST && i < s->n_out; i++) {
+        int32_t position = s->positions[s->outputs[i]];
+        const hk_chosen *found = c->chosen + (int64_t)(position % HK_CHOSEN_RING) * c->outputs + i;
+        s->best[i] = found->best;
+        s->bad[i] = found->best < 0;
+        s->best_value[i] = found->value;
+        s->best_lse[i] = found->lse;
     }
     d->queued = 0;
     return HK_OK;

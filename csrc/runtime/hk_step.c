@@ -126,3 +126,13 @@ int hk_step_ahead(hk_program *p, hk_slot *slot, hk_slot *next, const int32_t *ta
         rc = hk_segment_queue(g, next, table, 1, HK_WANT_BEST);
     return rc != HK_OK ? rc : hk_segment_wait(g, slot, &p->cancel, p->poll);
 }
+
+int hk_step_top(hk_program *p, hk_slot *slot, const int32_t *table) {
+    hk_segment *g = hk_step_segment(p);
+    if (g == NULL)
+        return HK_ERR_ARGUMENT;
+    if (atomic_load_explicit(&p->cancel, memory_order_relaxed))
+        return HK_CANCELLED;
+    int rc = hk_segment_queue(g, slot, table, 0, HK_WANT_TOP);
+    return rc != HK_OK ? rc : hk_segment_wait(g, slot, &p->cancel, p->poll);
+}

@@ -38,6 +38,8 @@ hk_segment *hk_step_segment(const hk_program *p);
  * token that the first one chooses: the GPU goes on while the host looks at that token. queued: the first one was
  * `next` in the call before. */
 int hk_step_ahead(hk_program *p, hk_slot *slot, hk_slot *next, const int32_t *table, int queued);
+/* A step of such a program, of a single row, that ends in its likeliest tokens (the segment's `top`). */
+int hk_step_top(hk_program *p, hk_slot *slot, const int32_t *table);
 /* The same as hk_step_run for tapes, without checks, page tables and greedy results. */
 int hk_program_run(hk_program *p, hk_slot *slot, int n_threads, int greedy);
 

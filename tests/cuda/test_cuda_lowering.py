@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cases import CASES
 from running import load
 from tiny import write_tiny
 
-from hybridkern.kernels.cuda import placement
+from hybridkern.kernels.cuda import cuda_set, placement
 from hybridkern.kernels.cuda.cuda_set import CudaTape
 from hybridkern.kernels.cuda.launches import home_of
 from hybridkern.kernels.interface import Recorder
@@ -31,14 +32,29 @@ class FakeMemory:
         pass
 
 
-class FakeDevice:
-    """Does nothing."""
+class FakeHostMemory:
+    """Memory of the host's own."""
 
-    processors, block_memory, kernels, early, capability = 132, 227 << 10, None, True, (9, 0)
+    def __init__(self, nbytes: int, later: Any) -> None:
+        self._array = np.zeros(nbytes, np.uint8)
+        self.address, self.nbytes = self._array.ctypes.data, nbytes
+
+    def view(self, offset: int, nbytes: int) -> Any:
+        return self._array[offset : offset + nbytes]
+
+
+class FakeDevice:
+    """A device, a stream and a graph that do nothing."""
+
+    processors, block_memory, kernels, early, handle, capability = 132, 227 << 10, None, True, 1, (9, 0)
 
     def __init__(self) -> None:
         self.stream = self
 
+    def capture(self, *args: Any) -> FakeDevice:
+        return self
+
+    def later(self, *args: Any) -> None: ...
     def upload(self, *args: Any) -> None: ...
     def wait(self) -> None: ...
     def fill(self, *args: Any) -> None: ...
@@ -47,6 +63,8 @@ class FakeDevice:
 
 def tape_of(monkeypatch: pytest.MonkeyPatch, path: Path, arch: str, **options: Any) -> CudaTape:
     monkeypatch.setattr(placement, "Memory", FakeMemory)
+    monkeypatch.setattr(cuda_set, "HostMemory", FakeHostMemory)
+    monkeypatch.setattr(cuda_set, "Stream", FakeDevice)
     model = load(write_tiny(path / "tiny.gguf", arch, **options).path)
     r = Recorder()
     logits = model.record(r)

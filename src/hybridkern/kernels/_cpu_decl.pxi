@@ -142,7 +142,6 @@ cdef extern from "runtime/hk_tape.h" nogil:
         pass
     struct hk_device_slot:
         uint8_t *inputs
-        uint8_t *results
         int32_t *pages
         float *few
         int32_t n_few
@@ -185,20 +184,23 @@ cdef extern from "runtime/hk_segment.h" nogil:
     enum:
         HK_N_FIELDS
         HK_MAX_CLASSES
-        HK_WANT_BEST
-        HK_WANT_LOGITS
+    ctypedef struct hk_chosen:
+        pass
     ctypedef struct hk_class:
         int32_t rows, outputs
         void *graph
         uint64_t inputs
         int64_t input_bytes
         int32_t at[6]
-        uint64_t results
+        uint64_t best
+        const hk_chosen *chosen
+        int32_t advances
     ctypedef struct hk_segment:
         void *context
         void *stream
         int32_t n_classes
         hk_class classes[12]
+        hk_class top
         int32_t n_vocab, max_pages, n_seq
         uint64_t pages
         int32_t *mirror
@@ -224,6 +226,7 @@ cdef extern from "runtime/hk_step.h" nogil:
         int32_t n_commands
         int (*poll)() noexcept nogil
     hk_segment *hk_step_segment(const hk_program *p)
+    int hk_step_top(hk_program *p, hk_slot *slot, const int32_t *table)
     int hk_step_ahead(hk_program *p, hk_slot *slot, hk_slot *next, const int32_t *table, int queued)
     int hk_step_run(hk_program *p, hk_slot *slot, const int32_t *table, int32_t n_seq, int n_threads, int greedy)
 

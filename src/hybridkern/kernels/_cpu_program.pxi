@@ -59,12 +59,12 @@ cdef class Slot:
         s.best_value, s.best_lse = <float *>best_value, <double *>best_lse
         s.device = NULL
 
-    def attach(self, *, uintptr_t inputs, uintptr_t results, uintptr_t pages, uintptr_t few, int n_few,
+    def attach(self, *, uintptr_t inputs, uintptr_t pages, uintptr_t few, int n_few,
                uintptr_t done) -> None:
         """For steps on a GPU: page-locked memory, see hk_segment.h, and an event."""
         cdef hk_device_slot *d = &self.device
         memset(d, 0, sizeof(hk_device_slot))
-        d.inputs, d.results, d.pages = <uint8_t *>inputs, <uint8_t *>results, <int32_t *>pages
+        d.inputs, d.pages = <uint8_t *>inputs, <int32_t *>pages
         d.few, d.n_few, d.done = <float *>few, n_few, <void *>done
         self.slot.device = d
 
@@ -162,6 +162,17 @@ cdef class Program:
         signal's handler raised."""
         slot.slot.n, slot.slot.n_out = n, n_out
         self.go(&slot.slot, threads, greedy)
+
+    def decode_top(self, Slot slot, int token, int position, int sequence, int variant) -> None:
+        """One token of one sequence on a GPU; where its likeliest tokens lie then is for whoever made the segment."""
+        cdef hk_slot *s = &slot.slot
+        cdef int rc
+        s.n = s.n_out = 1
+        s.tokens[0], s.positions[0], s.sequences[0], s.variants[0], s.outputs[0] = token, position, sequence, variant, 0
+        with nogil:
+            rc = hk_step_top(self.program, s, self.pages)
+        if rc != HK_OK:
+            self.failed(rc)
 
     def decode(self, Slot slot, int token, int position, int sequence, int variant, int threads) -> tuple:
         """One token of one sequence, greedy: (best token, its log-probability, bad)."""

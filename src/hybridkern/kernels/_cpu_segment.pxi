@@ -24,20 +24,32 @@ cdef class Segment:
         free(self.segment.mirror)
 
     def add_class(self, *, int rows, int outputs, uintptr_t graph, uint64_t inputs, int64_t input_bytes, at,
-                  uint64_t results) -> None:
+                  uint64_t best, uintptr_t chosen, bint advances) -> None:
         """A graph for steps of at most `rows` tokens and `outputs` outputs; at: where its inputs begin, in int32."""
+        if self.segment.n_classes == HK_MAX_CLASSES:
+            raise KernelError("too many step classes")
+        self.set_class(&self.segment.classes[self.segment.n_classes], rows, outputs, graph, inputs, input_bytes, at)
         cdef hk_class *c = &self.segment.classes[self.segment.n_classes]
-        if self.segment.n_classes == HK_MAX_CLASSES or len(at) != HK_N_FIELDS:
-            raise KernelError("too many step classes, or too few inputs")
-        c.rows, c.outputs, c.graph, c.inputs, c.results = rows, outputs, <void *>graph, inputs, results
-        c.input_bytes = input_bytes
+        c.best, c.chosen, c.advances = best, <const hk_chosen *>chosen, advances
+        self.segment.n_classes += 1
+
+    def set_top(self, *, uintptr_t graph, uint64_t inputs, int64_t input_bytes, at) -> None:
+        """A graph for a step of one row that ends in its likeliest tokens."""
+        self.set_class(&self.segment.top, 1, 1, graph, inputs, input_bytes, at)
+
+    cdef int set_class(self, hk_class *c, int rows, int outputs, uintptr_t graph, uint64_t inputs, int64_t input_bytes,
+                       at) except -1:
+        if len(at) != HK_N_FIELDS:
+            raise KernelError("too few inputs of a step class")
+        c.rows, c.outputs, c.graph, c.inputs, c.input_bytes = rows, outputs, <void *>graph, inputs, input_bytes
         for i, offset in enumerate(at):
             c.at[i] = offset
-        self.segment.n_classes += 1
+        return 0
 
     def clear(self) -> None:
         """No step is possible any more."""
         self.segment.n_classes = 0
+        self.segment.top.graph = NULL
 
     def queue(self, Slot slot, uintptr_t pages, int n, int n_out) -> None:
         """Queue a step of which nothing is asked back."""

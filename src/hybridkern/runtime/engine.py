@@ -24,10 +24,11 @@ from .stepper import RING, Logits, Outputs, Stepper, token_array, wanted_rows
 from .threads import MAX_THREADS, default_threads, usable_cores
 from .turn import Turn
 
-DEFAULT_UBATCH = 512
+DEFAULT_UBATCH, GPU_UBATCH = 512, 2048  # a GPU wants more columns for its products
 # Of one step, at most: steps with more outputs are divided. On the CPU they are touched when used, on a GPU allocated.
 LOGITS_BYTES, GPU_LOGITS_BYTES = 256 << 20, 64 << 20
 GPU_SPARE_PAGES = 16  # beyond one full context, for further sequences and forks
+_NO_TOKEN = "the logits behind position {} hold NaN, or are all -inf: no token can be chosen"
 Cancelled = _cpu.Cancelled
 
 
@@ -49,12 +50,12 @@ def _whole(name: str, value: Any, low: int, high: int) -> int:
 class Engine:
     """A model ready to run.
 
-    n_ctx: most tokens of a sequence. n_batch: most tokens of one call's step, n_ubatch: of one replay (default 512, at
-    most n_batch). kv_type: f16, q8_0, q4_0, f32. threads: for single tokens, threads_batch: for more (default: as
-    threads). n_seq: sequences at a time; n_kv_pages: pages of 128 tokens that they share (default: four full
-    contexts, on a GPU one and some pages). file: kept open as long as the engine, for weights that stay mapped. device:
-    the number of the GPU that everything lies on, None for the CPU. cpu: name of the CPU's kernel set. progress(done,
-    total): bytes of weights packed or uploaded. Calls from several threads queue.
+    n_ctx: most tokens of a sequence. n_batch: most tokens of one call's step, n_ubatch: of one replay (default 512, on
+    a GPU 2048; at most n_batch). kv_type: f16, q8_0, q4_0, f32. threads: for single tokens, threads_batch: for more
+    (default: as threads). n_seq: sequences at a time; n_kv_pages: pages of 128 tokens that they share (default: four
+    full contexts, on a GPU one and some pages). file: kept open as long as the engine, for weights that stay mapped.
+    device: the number of the GPU that everything lies on, None for the CPU. cpu: name of the CPU's kernel set.
+    progress(done, total): bytes of weights packed or uploaded. Calls from several threads queue.
     """
 
     def __init__(
@@ -77,8 +78,8 @@ class Engine:
         self._closed = True  # until everything is there
         self.n_ctx = _whole("n_ctx", n_ctx, 1, 1 << 30)
         self.n_batch = _whole("n_batch", n_batch, 1, MAX_BATCH)
-        ubatch = min(DEFAULT_UBATCH, self.n_batch) if n_ubatch is None else _whole("n_ubatch", n_ubatch, 1, MAX_BATCH)
-        self.n_ubatch = min(ubatch, self.n_batch)
+        usual = DEFAULT_UBATCH if device is None else min(GPU_UBATCH, max(DEFAULT_UBATCH, self.n_ctx))
+        self.n_ubatch = min(usual if n_ubatch is None else _whole("n_ubatch", n_ubatch, 1, MAX_BATCH), self.n_batch)
         self.threads = default_threads() if threads is None else _whole("threads", threads, 1, MAX_THREADS)
         batch = self.threads if threads_batch is None else threads_batch
         self.threads_batch = _whole("threads_batch", batch, 1, MAX_THREADS)
@@ -97,7 +98,7 @@ class Engine:
         sizes = Sizes(self.n_ubatch, self.max_outputs, n_pages, n_seq, pages, kv_type)
         made = recorder.ops, logits, graph_source.kv_specs, sizes
         self.part: Part = (
-            CpuPart(*made, threads=self.threads_batch, cpu=cpu, progress=progress)
+            CpuPart(*made, threads=(self.threads, self.threads_batch), cpu=cpu, progress=progress)
             if device is None
             else CudaPart(*made, device=device, progress=progress)
         )
@@ -195,6 +196,23 @@ class Engine:
         with self._turn:
             return self._stepper.evaluate_many(pairs)
 
+    @property
+    def n_top(self) -> int:
+        """How many of the likeliest next tokens `top` gives; 0 where there is no such thing."""
+        return 0 if self._closed or self.part.top is None else len(self.part.top.ids)
+
+    def top(self, sequence: int, token: int, *, variant: int = 0) -> tuple[Logits, Logits, float]:
+        """Append a token; ids and logits of the likeliest next ones, best first, and the log of the sum of the
+        exponentials of all logits. The arrays are overwritten by the next call. Errors: see `greedy`."""
+        with self._turn:
+            found = self.part.top
+            if found is None:
+                raise HybridKernError("no likeliest tokens here: ask for logits")
+            self._stepper.decode_top(sequence, token, variant)
+            if found.ids[0] < 0:
+                raise SamplingError(_NO_TOKEN.format(self._cache.length(sequence) - 1))
+            return found.ids, found.values, float(found.total[1])
+
     def greedy(self, sequence: int, tokens: int | Sequence[int], *, variant: int = 0) -> tuple[int, float]:
         """Append a token or several; the likeliest next one (the lowest id among equals) and its log-probability.
 
@@ -209,10 +227,7 @@ class Engine:
         else:
             best, logprob, bad = self._greedy_batch(sequence, token_array(tokens, self.n_vocab), variant)
         if bad:
-            raise SamplingError(
-                f"the logits behind position {self.length(sequence) - 1} hold NaN, or are all -inf: "
-                "no token can be chosen"
-            )
+            raise SamplingError(_NO_TOKEN.format(self.length(sequence) - 1))
         return best, logprob
 
     def _greedy_batch(self, sequence: int, ids: npt.NDArray[np.int32], variant: int) -> tuple[int, float, bool]:
@@ -243,7 +258,6 @@ class Engine:
         return "\n".join(
             (
                 *self.part.describe(),
-                f"threads: {self.threads} for single tokens, {self.threads_batch} for batches",
                 f"context: {self.n_ctx} tokens per sequence",
             )
         )

@@ -154,8 +154,12 @@ def _steps(session: Session, request: Request) -> tuple[Callable[[int], Made | N
     for token in request.ids:
         sampler.accept(token)
     steps = itertools.count(1)
+    few = sampler.n_candidates <= session.model.engine.n_top and sampler.n_candidates > 0
 
     def step(tokens: list[int]) -> Made:
+        if few and len(tokens) == 1:
+            next(steps)
+            return sampler.sample_among(*session.advance_top(tokens[0]))
         logits = session.advance(tokens, [len(tokens) - 1])[0]
         token, logprob = sampler.sample(logits, next(steps))
         sampler.accept(token)

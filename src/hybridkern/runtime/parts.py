@@ -5,13 +5,15 @@ Today a model is one part. `CpuPart` and `CudaPart` offer the same, and nothing 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hybridkern.errors import ArgumentError
+from hybridkern.errors import ArgumentError, OutOfMemoryError
 from hybridkern.kernels import _cpu
 from hybridkern.kernels.cpu import CpuSet
 from hybridkern.kernels.cpu.build import CacheLayout, padded
@@ -22,7 +24,9 @@ from .kv_cache import PAGE, Pages
 from .slots import Slot, StepSlot
 
 if TYPE_CHECKING:
+    from hybridkern.kernels.cuda import CudaSet
     from hybridkern.kernels.cuda.cuda_set import CudaTape
+    from hybridkern.kernels.cuda.slots import TopTokens
 
 KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "f32": 3}
 
@@ -40,11 +44,14 @@ class Sizes:
 
 
 class Part(Protocol):
-    """What the engine needs of a part. ahead: two slots for greedy steps that are queued ahead, or none."""
+    """What the engine needs of a part. ahead: two slots for greedy steps that are queued ahead, or none. top: where
+    `Program.decode_top` leaves the likeliest tokens, if it can. gpu: the name of the GPU, None for the CPU."""
 
     segment: Any  # of a Program
     pages: Pages
     ahead: list[Slot]
+    top: TopTokens | None
+    gpu: str | None
 
     def slot(self) -> Slot: ...
 
@@ -90,7 +97,7 @@ def _check_heads(spec: KVSpec, kv_type: str) -> None:
 
 
 class CpuPart:
-    """On the CPU set. threads: of batches; cpu: name of the kernel set."""
+    """On the CPU set. threads: for single tokens and for batches; cpu: name of the kernel set."""
 
     def __init__(
         self,
@@ -99,11 +106,11 @@ class CpuPart:
         specs: Sequence[KVSpec],
         sizes: Sizes,
         *,
-        threads: int,
+        threads: tuple[int, int],
         cpu: str | None,
         progress: Progress | None,
     ) -> None:
-        self._sizes, self._n_vocab = sizes, logits.width
+        self._sizes, self._n_vocab, self._threads = sizes, logits.width, threads
         self.pages = HostPages(specs, sizes)
         self._set = CpuSet(cpu)
         self.segment = self._set.lower(
@@ -112,10 +119,12 @@ class CpuPart:
             cache=self.pages.layout,
             max_rows=sizes.max_rows,
             max_outputs=sizes.max_outputs,
-            threads=threads,
+            threads=threads[1],
             progress=progress,
         )
         self.ahead: list[Slot] = []
+        self.top: TopTokens | None = None
+        self.gpu: str | None = None
 
     def slot(self) -> StepSlot:
         """For steps of any size."""
@@ -127,15 +136,24 @@ class CpuPart:
         s = self._sizes
         return [
             self._set.describe(),
+            "everything lies on the CPU: a GPU was not asked for (-ngl all, n_gpu_layers='all')",
             f"weights: {self._set.weight_bytes / 2**20:.1f} MiB packed",
             f"buffers: {self._set.buffer_bytes / 2**20:.1f} MiB for steps of {s.max_rows} tokens",
             f"KV cache: {s.kv_type}, {s.n_pages} pages of {PAGE} tokens and {self.pages.page_bytes / 2**20:.2f} MiB "
             "each, touched when used",
+            f"threads: {self._threads[0]} for single tokens, {self._threads[1]} for batches",
             f"tape: {self.segment.n_ops} operations, {self.segment.n_syncs} barriers",
         ]
 
     def close(self) -> None:
         """Memory goes with the last reference."""
+
+
+def _collected(cuda: CudaSet) -> bool:
+    """Frees what nobody can reach any more: models refer to themselves, and only memory of the GPU is short."""
+    before = cuda.live_bytes()
+    gc.collect()
+    return cuda.live_bytes() < before
 
 
 class CudaPart:
@@ -158,7 +176,8 @@ class CudaPart:
             raise ArgumentError(f"kv_type {sizes.kv_type!r}: a cache on the GPU is {', '.join(GPU_KV_TYPES)}")
         self._sizes = sizes
         self._set = CudaSet(device)
-        self._tape: CudaTape = self._set.lower(
+        lower = partial(
+            self._set.lower,
             ops,
             logits=logits,
             specs=specs,
@@ -170,7 +189,14 @@ class CudaPart:
             max_outputs=sizes.max_outputs,
             progress=progress,
         )
+        try:
+            self._tape: CudaTape = lower()
+        except OutOfMemoryError:
+            if not _collected(self._set):
+                raise
+            self._tape = lower()
         self.segment, self.pages = self._tape.segment, self._tape
+        self.top, self.gpu = self._tape.top, self._set.device.name
         self.ahead: list[Slot] = [self._tape.slot(1, 1), self._tape.slot(1, 1)]
 
     def slot(self) -> Slot:

@@ -141,6 +141,16 @@ class Session:
             tokens, lambda s, t, at: self.model.engine.greedy(s, t, variant=self._variant), None, arm=True
         )
 
+    def advance_top(self, token: int) -> tuple[np.ndarray, np.ndarray, float]:
+        """Append a token; the likeliest next ones, see `Engine.top`."""
+        return self._append([token], self._top, None)
+
+    def _top(self, sequence: int, tokens: list[int], rows: Any) -> tuple[np.ndarray, np.ndarray, float]:
+        engine = self.model.engine
+        if len(tokens) > 1:  # everything again, by another rotary table
+            engine.evaluate(sequence, tokens[:-1], "none", variant=self._variant)
+        return engine.top(sequence, tokens[-1], variant=self._variant)
+
     def check_file(self) -> None:
         """Raise GGUFError where what `next_greedy` gave cannot be trusted: it looks at the file only now and then."""
         with self.model.turn:

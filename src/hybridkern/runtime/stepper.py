@@ -101,6 +101,17 @@ class Stepper:
             cache.give_back(sequence)
             raise
 
+    def decode_top(self, sequence: int, token: int, variant: int) -> None:
+        """One token of one sequence on a GPU, which leaves the likeliest next ones in host memory."""
+        cache = self.cache
+        position = cache.reserve(sequence, 1)
+        try:
+            self.program.decode_top(self._slot().native, token, position, sequence, variant)
+            cache.advance(sequence, 1)
+        except BaseException:
+            cache.give_back(sequence)
+            raise
+
     def arm(self, decoding: _cpu.Decoding, lock: _cpu.Lock, sequence: int, variant: int, before: int) -> None:
         """Let `decoding` repeat the step of one token in the page that the sequence has begun to fill."""
         length = self.cache.length(sequence)

@@ -78,6 +78,23 @@ class Sampler:
             token = self._draw(*self._truncated(logits, changed, log_total, step))
         return token, float(logits[token]) - log_total
 
+    @property
+    def n_candidates(self) -> int:
+        """How many of the likeliest tokens `sample_among` needs; 0 where nothing less than all logits will do."""
+        params = self.params
+        plain = not (self._bias or self._penalises or params.mirostat or params.greedy)
+        return params.top_k if plain and params.top_k < self.n_vocab else 0
+
+    def sample_among(self, ids: np.ndarray, logits: np.ndarray, log_total: float) -> tuple[int, float]:
+        """What `sample` chooses, from the likeliest tokens alone, at least `n_candidates`, best first (the lowest id
+        first among equals). log_total: log(sum(exp)) over all logits."""
+        k = self.params.top_k
+        possible = logits[:k] > -np.inf
+        values = logits[:k][possible].astype(np.float64)
+        kept, values = self._cut(ids[:k][possible], values)
+        token = self._draw(kept, values)
+        return token, float(logits[int(np.flatnonzero(ids[:k] == token)[0])]) - log_total
+
     def _changed(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Ids whose logits bias or penalties change, ascending, and their new values; None if there are none."""
         counts = self._counts
@@ -147,6 +164,11 @@ class Sampler:
             return np.arange(self.n_vocab), values
         else:
             return self._nucleus(logits, changed, log_total, step)
+        return self._cut(ids, values)
+
+    def _cut(self, ids: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What typical, top-p and min-p leave of candidates, best first."""
+        params = self.params
         if params.typical_p < 1:
             kept = keep_typical(values, params.typical_p)
             ids, values = ids[kept], values[kept]

@@ -138,8 +138,11 @@ static int32_t *cell(const hk_step *s, const hk_cache *c, int row, int position)
     int page = s->pages[s->sequences[row] * s->page_stride + position / 128];
     return (int32_t *)(c->pages + page * c->page_bytes) + position % 128;
 }
+static void find_top(const hk_topk_args *a);
 static void execute(const launch *l) {
-    if (!strcmp(l->name, "hk_heads")) {
+    if (!strcmp(l->name, "hk_topk"))
+        find_top(l->args);
+    else if (!strcmp(l->name, "hk_heads")) {
         const hk_heads_args *a = l->args;
         for (int i = 0; a->cache.pages && !a->cache.block_offset && i < a->step.counts[0]; i++)
             *cell(&a->step, &a->cache, i, a->step.positions[i]) = a->step.tokens[i];
@@ -161,8 +164,28 @@ static void execute(const launch *l) {
             a->best[i] = best;
             a->value[2 * i] = 5;
             a->value[2 * i + 1] = logf(expf(5) + (float)(a->width - 1));
+            int position = a->step.positions[a->step.outputs[i]];
+            hk_choice chosen = {best, position, 5, a->value[2 * i + 1]};
+            if (a->to.host)
+                a->to.host[position % HK_CHOICES * a->to.host_stride + i] = chosen;
+            if (a->to.next_tokens) {
+                a->to.next_tokens[i] = best;
+                a->to.next_positions[i] = position + 1;
+            }
         }
     }
+}
+static void find_top(const hk_topk_args *a) {
+    int best = (int)(hashes[a->step.outputs[0]] % (uint32_t)a->width);
+    a->ids[0] = best; /* and then the others in order */
+    a->values[0] = 5;
+    for (int i = 1; i < a->k; i++) {
+        int id = i - (i <= best);
+        a->ids[i] = i < a->width ? id : -1;
+        a->values[i] = i < a->width ? 0 : -INFINITY;
+    }
+    a->total[0] = 5;
+    a->total[1] = logf(expf(5) + (float)(a->width - 1));
 }
 typedef struct config {
     unsigned grid[3], block[3], shared_bytes;

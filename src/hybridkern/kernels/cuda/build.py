@@ -215,10 +215,20 @@ class LaunchBuilder:
         )  # fmt: skip
         self.made.append(one)
 
-    def add_argmax(self, logits: Buffer, best: int, value: int) -> None:
-        """The greedy choice at the end."""
+    def add_topk(self, logits: Buffer, k: int, ids: int, values: int, total: int) -> None:
+        """The k likeliest tokens at the end, of every output row."""
+        at, stride = self._place.buffer(logits)
+        partial = self._place.shared_scratch("topk", self._m * launches.TOPK_PARTIAL)
+        arrived = self._place.shared_scratch("counters", 4 * 65536)
+        fields = {"partial": partial, "arrived": arrived, "ids": ids, "values": values, "total": total}
+        fields |= {"width": logits.width, "logits": at, "stride": stride}
+        self.made.append(launches.topk(self._step, self._m, k, **fields))
+
+    def add_argmax(self, logits: Buffer, best: int, value: int, to: Struct | None = None) -> None:
+        """The greedy choice at the end. to: what becomes of it, as in hk_handover."""
         at, stride = self._place.buffer(logits)
         partial = self._place.shared_scratch("argmax", self._place.max_outputs * ARGMAX_CHUNKS * 16)
         arrived = self._place.shared_scratch("counters", 4 * 65536)
         fields = {"partial": partial, "arrived": arrived, "best": best, "value": value, "width": logits.width}
+        fields |= {"to": to or {}}
         self.made.append(launches.argmax(self._step, self._m, logits=at, stride=stride, **fields))

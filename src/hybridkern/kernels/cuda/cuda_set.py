@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +16,14 @@ from hybridkern.kernels.interface import Batch, Buffer, KVSpec, Op
 
 from .build import LaunchBuilder
 from .device import Device
-from .driver import Graph, Stream
+from .driver import Graph, HostMemory, Memory, Stream
 from .fusion import Fusion
-from .launches import FEW, Launch, decode_splits
+from .launches import FEW, TOPK_MOST, TOPK_WIDTH, Launch, decode_splits
 from .placement import PAGE, DeviceCache, Placement, Progress
-from .slots import FIELDS, DeviceSlot, input_offsets
+from .slots import CHOSEN_RING, FIELDS, DeviceSlot, TopTokens, input_offsets
 
 Table = npt.NDArray[np.int32]
-_CLASSES = (1, FEW, 32, 128, 512)
+_CLASSES = (1, FEW, 32, 128, 512, 2048)
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class CudaSet:
             raise
         return tape
 
+    def live_bytes(self) -> int:
+        """Device memory of this process that is allocated, once what was asked of the device before is done."""
+        return self.device.run(lambda: Memory.live)
+
     def describe(self) -> str:
         """The device."""
         major, minor = self.device.capability
@@ -75,6 +80,8 @@ class CudaTape:
         self._place: Placement | None = None
         self._stream: Stream | None = None
         self._own: list[DeviceSlot] = []
+        self._results: list[HostMemory] = []  # where graphs leave the likeliest tokens
+        self.top: TopTokens | None = None  # of the last step that asked for it
 
     def prepare(
         self,
@@ -122,23 +129,52 @@ class CudaTape:
 
     def _add_class(self, size: int) -> None:
         """The graph of a step class, with inputs and results at addresses of its own: small steps copy little."""
-        place, d = self._place, self.device
+        place = self._place
         assert place is not None
         m = min(size, self.max_outputs)
         at, total = input_offsets(size, m)
-        inputs, results = place.memory(4 * total, "step"), place.memory(12 * m, "step")
+        inputs, best, value = (place.memory(n, "step") for n in (4 * total, 4 * m, 8 * m))
+        chosen = self._locked(CHOSEN_RING * m * 16)
+        chosen.view(0, chosen.nbytes)[:] = 0xFF
         step: dict[str, int] = {name: inputs + 4 * offset for name, offset in zip(FIELDS, at, strict=True)}
         step |= {"pages": self._pages, "page_stride": self.max_pages}
-        b = LaunchBuilder(place, self.cache, step, size, m, d, self.max_pages * PAGE)
-        b.build(Fusion(self._ops, size, [self.logits]).launches())
-        b.add_argmax(self.logits, results + 8 * m, results)
+        to = {"host": chosen.address, "host_stride": m}
+        if size == 1:  # a token that the next step can take over
+            to |= {"next_tokens": step["tokens"], "next_positions": step["positions"]}
+        b = self._built(step, size, m)
+        b.add_argmax(self.logits, best, value, to)
         self._launches[size] = b.made
-        d.stream.wait()
-        graph = d.stream.capture(d.kernels, b.made, d.early)
-        self._graphs.append(graph)
         self.segment.add_class(
-            rows=size, outputs=m, graph=graph.handle, inputs=inputs, input_bytes=4 * total, at=at, results=results
-        )
+            rows=size, outputs=m, graph=self._captured(b.made), inputs=inputs, input_bytes=4 * total, at=at, best=best,
+            chosen=chosen.address, advances=size == 1,
+        )  # fmt: skip
+        if size == 1 and self.logits.width <= TOPK_WIDTH:
+            top = TopTokens(self._locked(8 * TOPK_MOST + 64))
+            b = self._built(step, 1, 1)
+            b.add_topk(self.logits, TOPK_MOST, *top.addresses)
+            self.segment.set_top(graph=self._captured(b.made), inputs=inputs, input_bytes=4 * total, at=at)
+            self.top = top
+
+    def _built(self, step: dict[str, int], size: int, m: int) -> LaunchBuilder:
+        """The launches of a step up to its logits."""
+        d = self.device
+        assert self._place is not None
+        b = LaunchBuilder(self._place, self.cache, step, size, m, d, self.max_pages * PAGE)
+        b.build(Fusion(self._ops, size, [self.logits]).launches())
+        return b
+
+    def _captured(self, launches: list[Launch]) -> int:
+        d = self.device
+        d.stream.wait()
+        graph = d.stream.capture(d.kernels, launches, d.early)
+        self._graphs.append(graph)
+        return graph.handle
+
+    def _locked(self, nbytes: int) -> HostMemory:
+        """Host memory that graphs write to."""
+        made = HostMemory(nbytes, self.device.later)
+        self._results.append(made)
+        return made
 
     def launches(self, n: int) -> list[Launch]:
         """Of the step class that serves n tokens."""
@@ -213,7 +249,8 @@ class CudaTape:
 
     def close(self) -> None:
         """Give the device's memory back; a second call does nothing. Nothing may be running."""
-        self.device.run(self._close)
+        if not self.device.ended:  # else the process is ending, and the driver has it all
+            self.device.run(self._close)
 
     def close_later(self) -> None:
         """The same without waiting: for finalisers."""
@@ -223,13 +260,15 @@ class CudaTape:
         if self._place is None:
             return
         place, self._place = self._place, None
+        things: list[Callable[[], None]] = [g.destroy for g in self._graphs] + [s.destroy for s in self._slots]
         if self._stream is not None:
             self.segment.clear()
-            self._stream.wait()
-        for thing in [*self._graphs, *self._slots, *([self._stream] if self._stream is not None else [])]:
-            thing.destroy()
+            things = [self._stream.wait, *things, self._stream.destroy]
+        for give_back in [*things, place.free]:
+            with suppress(KernelError):  # of a context that a failed step has broken: it accepts nothing any more
+                give_back()
         self._graphs.clear()
         self._slots.clear()
         self._own.clear()
+        self._results.clear()
         self._launches.clear()
-        place.free()

@@ -70,6 +70,7 @@ class Device:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.ended = False
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         # A daemon, so that it still serves while the interpreter's exit handlers run: one of them closes the device.
         self._thread = threading.Thread(target=self._serve, name=f"hybridkern-cuda-{number}", daemon=True)
@@ -93,6 +94,8 @@ class Device:
     def run(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
         """Call a function in the device's thread, in which its context is current."""
         _refuse_after_fork()
+        if self.ended:
+            raise KernelError("the GPU was closed: the process is ending")
         return self.later(function, *args, **options).result()
 
     def later(self, function: Callable[..., T], *args: Any, **options: Any) -> Future[T]:
@@ -113,6 +116,7 @@ class Device:
     def _at_exit(self, process: int) -> None:
         if os.getpid() != process:
             return  # a fork has no threads, and nothing of its own on the device
+        self.ended = True
         self.later(self._close)
         self._queue.put(None)
         self._thread.join()
@@ -132,7 +136,7 @@ class Device:
             import pycuda.driver as cuda
         except ImportError as error:
             raise KernelError(
-                f'no GPU can be used: pycuda is not installed (pip install "hybridkern[cuda]"): {error}'
+                f'no GPU can be used: pycuda is not installed: run "hybridkern setup-cuda" ({error})'
             ) from error
         try:
             cuda.init()

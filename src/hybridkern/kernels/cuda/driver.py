@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes as c
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -133,7 +134,8 @@ class Memory:
         if self.address:
             address, self.address = self.address, 0
             Memory.live -= self.nbytes
-            call("free", address)
+            with suppress(KernelError):  # a context that a failed step has broken accepts nothing any more
+                call("free", address)
 
 
 class HostMemory:

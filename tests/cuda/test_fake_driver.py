@@ -1,0 +1,136 @@
+"""The engine over a driver without a GPU (fake_driver/libcuda.c), whose model's tokens say whether pages, copies and
+queued steps are right. What kernels compute is not tested here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cuda_endings import ENDINGS, end
+from tiny import write_tiny
+
+from hybridkern.kernels.cuda.launches import home_of
+
+pytestmark = pytest.mark.on_host
+HERE = Path(__file__).with_name("fake_driver")
+SOURCES = Path(__file__).parents[2] / "csrc"
+
+
+@pytest.fixture(scope="session")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment in which the fake driver is found."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("fake")
+    words = [compiler, "-O1", "-shared", "-fPIC", f"-I{SOURCES}", HERE / "libcuda.c", "-o", folder / "libcuda.so.1"]
+    subprocess.run([*words, "-lpthread", "-lm"], check=True)
+    for source in (SOURCES / "cuda").glob("*.cu"):
+        (folder / f"{source.stem}.cubin").write_bytes(b"not looked at")
+    assert home_of("hk_argmax") == "argmax"
+    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    own = {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": os.pathsep.join(paths), "HYBRIDKERN_CUDA_IMAGES": str(folder)}
+    hidden = ("CUDA_VISIBLE_DEVICES",)
+    return {k: v for k, v in os.environ.items() if k not in hidden} | own
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(write_tiny(tmp_path_factory.mktemp("models") / "tiny.gguf", "llama", context=1 << 20).path)
+
+
+def run(*words: Any, env: dict[str, str], status: int = 0) -> str:
+    """Standard output and error of a Python program."""
+    done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["tokens", "turns", "loads", "view"])
+def test_program(fake: dict[str, str], model: Path, name: str) -> None:
+    assert "done" in run(HERE / "programs.py", name, model, env=fake)
+
+
+def test_forgotten_models_make_room(fake: dict[str, str], model: Path) -> None:
+    run(HERE / "programs.py", "forgotten", model, env=fake | {"FAKE_CUDA_MIB": "256"})
+
+
+def test_out_of_memory_is_an_error_and_the_rest_lives_on(fake: dict[str, str], model: Path) -> None:
+    said = run(HERE / "programs.py", "memory", model, env=fake | {"FAKE_CUDA_MIB": "128"})
+    assert "MiB for KV cache" in said and "of 128.0 MiB are free" in said
+
+
+def test_interrupts(fake: dict[str, str], model: Path) -> None:
+    run(HERE / "programs.py", "interrupt", model, env=fake)
+
+
+def test_a_broken_context(fake: dict[str, str], model: Path) -> None:
+    run(HERE / "programs.py", "broken", model, env=fake | {"FAKE_CUDA_BREAK": "9"})
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+def test_the_process_ends_cleanly(fake: dict[str, str], model: Path, how: str) -> None:
+    end(how, model, env=fake)
+
+
+CLI = ("-m", "hybridkern", "generate", "-n", "3", "--temp", "0", "-p", "hello", "-m")
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"FAKE_CUDA_DEVICES": "0", "CUDA_VISIBLE_DEVICES": ""}, "no GPU can be used: cuInit failed"),
+        ({"FAKE_CUDA_DEVICES": "0", "CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES is ''"),
+        ({"FAKE_CUDA_LOAD": "209"}, "the kernels of this build do not run on Fake 0 (sm_90, driver for CUDA 13.0)"),
+        ({"LD_LIBRARY_PATH": "/nowhere"}, "no NVIDIA driver"),
+        ({"PYTHONPATH": ""}, "pycuda is not installed"),
+        ({"HYBRIDKERN_CUDA_IMAGES": "/nowhere"}, "HYBRIDKERN_CUDA=ON"),
+    ],
+)
+def test_no_usable_gpu_is_an_error_when_it_was_asked_for(
+    fake: dict[str, str], model: Path, environment: dict[str, str], said: str
+) -> None:
+    if "pycuda" in said and "site-packages" in os.environ.get("PYTHONPATH", ""):
+        pytest.skip("pycuda may be there")
+    env = fake | environment
+    text = run(*CLI, model, "-ngl", "all", env=env, status=1)
+    assert "error: " in text and said in text and "Traceback" not in text
+    run(*CLI, model, env=env)  # and nothing of the sort when it was not
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("-ngl", "1"), "wholly on the GPU"),
+        (("-ngl", "all", "--device", "none"), "give one of them"),
+        (("--device", "CUDA0", "-mg", "1"), "give one of them"),
+        (("-ngl", "all", "-ot", "ffn=CPU"), "not divided"),
+        (("-ngl", "all", "-ctk", "f32"), "a cache on the GPU is f16, q8_0, q4_0"),
+    ],
+)
+def test_flags_that_do_not_go_together(fake: dict[str, str], model: Path, flags: tuple[str, ...], said: str) -> None:
+    assert said in run(*CLI, model, *flags, env=fake, status=2)
+
+
+@pytest.mark.parametrize("flags", [("-ngl", "all"), ("-ngl", "99"), ("--device", "CUDA0"), ("-ngl", "3", "-mg", "0")])
+def test_flags_that_mean_the_gpu(fake: dict[str, str], model: Path, flags: tuple[str, ...]) -> None:
+    assert "CUDA kernel set on GPU 0: Fake 0" in run(*CLI, model, "--verbose", *flags, env=fake)
+
+
+@pytest.mark.parametrize("flags", [(), ("-ngl", "0"), ("-ngl", "auto"), ("--device", "none")])
+def test_flags_that_mean_the_cpu(fake: dict[str, str], model: Path, flags: tuple[str, ...]) -> None:
+    said = run(*CLI, model, "--verbose", *flags, env=fake)
+    assert "CPU kernel set" in said and "Fake 0" not in said
+
+
+def test_doctor_says_what_there_is(fake: dict[str, str]) -> None:
+    said = run("-m", "hybridkern", "doctor", env=fake | {"COLUMNS": "200"})
+    assert "for CUDA 13.0" in said and "Fake 0, compute capability 9.0, 1.0 GiB" in said
+    assert "with -ngl all the GPU" in said
+    none = run("-m", "hybridkern", "doctor", env=fake | {"COLUMNS": "200", "FAKE_CUDA_LOAD": "209"})
+    assert "the CPU: the kernels of this build do not run on Fake 0" in none
