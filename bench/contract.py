@@ -1,6 +1,10 @@
 """The numerical contract (iii) and (v) on a real model: every instruction set against float64 and against the others.
 
-    python bench/contract.py -m model.gguf --golden tests/golden/logits_NAME.npz [--isa avx2 ...] [--no-float64]
+    python bench/contract.py -m model.gguf --golden tests/golden/logits_NAME.npz [--isa avx2 ...] [--device cuda]
+        [--no-float64]
+
+With --device cuda the CUDA set comes last, and prompts of several lengths follow, each with eight single tokens behind
+it, compared with the first set's logits of the same positions.
 
 Each instruction set runs in a process of its own over the golden file's tokens (640 positions) and leaves all logits in
 a scratch file. Printed per set: mean KL divergence from a float64 forward pass over the dequantised weights, top-1
@@ -22,11 +26,25 @@ import numpy as np
 
 CHUNK = 64
 SURE = 0.2
+CUDA = "cuda"
+PROMPTS, BEHIND = (1, 2, 31, 32, 33, 255, 257, 512), 8
 RUN = """
 import sys, numpy as np, hybridkern as hk
 ids = np.load(sys.argv[2])["ids"][:-1].tolist()
-with hk.load(sys.argv[1], n_ctx=len(ids), n_ubatch=128) as model:
+layers = "all" if sys.argv[4] == "cuda" else 0
+with hk.load(sys.argv[1], n_ctx=len(ids), n_ubatch=128, n_gpu_layers=layers) as model:
     np.save(sys.argv[3], model.logits(ids))
+"""
+RUN_PROMPTS = """
+import sys, numpy as np, hybridkern as hk
+ids = np.load(sys.argv[2])["ids"][:-1].tolist()
+behind = int(sys.argv[4])
+with hk.load(sys.argv[1], n_ctx=len(ids), n_gpu_layers="all") as model:
+    for n in map(int, sys.argv[5:]):
+        session = model.session()
+        parts = [session.logits(ids[:n])] + [session.logits(ids[: n + i + 1], rows=[-1]) for i in range(behind)]
+        np.save(sys.argv[3] + f"{n}.npy", np.concatenate(parts))
+        session.close()
 """
 
 
@@ -39,9 +57,24 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def run_set(isa: str, model: Path, golden: Path, out: Path) -> np.ndarray:
     """All logits of one kernel set, float32 [n][n_vocab], memory-mapped."""
-    environment = {**os.environ, "HYBRIDKERN_CPU": isa}
-    subprocess.run([sys.executable, "-c", RUN, model, golden, out], env=environment, check=True)
+    environment = {**os.environ} if isa == CUDA else {**os.environ, "HYBRIDKERN_CPU": isa}
+    subprocess.run([sys.executable, "-c", RUN, model, golden, out, isa], env=environment, check=True)
     return np.load(out, mmap_mode="r")
+
+
+def prompts(first: np.ndarray, model: Path, golden: Path, scratch: Path) -> Iterator[str]:
+    """The lines of prompts of several lengths on the CUDA set, against the first set's logits."""
+    counts = [str(n) for n in PROMPTS]
+    words = [model, golden, f"{scratch}/prompt", str(BEHIND), *counts]
+    subprocess.run([sys.executable, "-c", RUN_PROMPTS, *words], check=True)
+    yield ""
+    yield "| prompt on the CUDA set | KL from the first set | top-1 | max abs |"
+    yield "| --- | --- | --- | --- |"
+    for n in PROMPTS:
+        logits = np.load(scratch / f"prompt{n}.npy", mmap_mode="r")
+        want = first[: len(logits)]
+        divergence, same, sure = compare(want, logits)
+        yield f"| {n} + {BEHIND} | {divergence:.2e} | {same}/{sure} | {np.abs(want - logits).max():.2e} |"
 
 
 def run_float64(model: Path, golden: Path, out: Path, quantize: bool = False) -> np.ndarray:
@@ -109,7 +142,7 @@ def rows(args: argparse.Namespace, scratch: Path) -> Iterator[str]:
     columns = ["float64", "top-1", "float64 on int8 inputs", "top-1", "golden", "top-1", "first set", "max abs"]
     yield f"| KL from | {' | '.join(columns)} |"
     yield "| --- |" + " --- |" * len(columns)
-    for isa in args.isa:
+    for isa in [*args.isa, CUDA] if args.device else args.isa:
         logits = run_set(isa, args.model, args.golden, scratch / f"{isa}.npy")
         cells = [isa]
         for reference in (exact, quantised):
@@ -123,6 +156,8 @@ def rows(args: argparse.Namespace, scratch: Path) -> Iterator[str]:
         first = logits if first is None else first
         cells += [f"{compare(first, logits)[0]:.2e}", f"{np.abs(first - logits).max():.2e}"]
         yield f"| {' | '.join(cells)} |"
+    if args.device and first is not None:
+        yield from prompts(first, args.model, args.golden, scratch)
 
 
 def main() -> None:
@@ -133,6 +168,7 @@ def main() -> None:
     parser.add_argument("-m", "--model", type=Path, required=True)
     parser.add_argument("--golden", type=Path, required=True)
     parser.add_argument("--isa", nargs="+", default=list(reversed(kernels.available())))
+    parser.add_argument("--device", choices=[CUDA])
     parser.add_argument("--no-float64", dest="float64", action="store_false")
     with tempfile.TemporaryDirectory() as scratch:
         for line in rows(parser.parse_args(), Path(scratch)):

@@ -1,4 +1,4 @@
-"""Measure prompt and generation speed, beside the peaks of this machine measured in the same run.
+"""Measure prompt and generation speed, on the CPU beside the peaks of this machine measured in the same run.
 
 Prompts (pp) are random tokens on a fresh sequence with logits at the last one; generation (tg) is greedy, from one
 token on, sampling and detokenising included. A rate is the median of the repetitions.
@@ -72,7 +72,8 @@ def measure(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     from hybridkern.kernels import active
     from hybridkern.runtime.cost import decode_cost, prompt_cost
 
-    peaks = measure_peaks(model.engine.threads)
+    gpu = model.engine.part.gpu
+    peaks = measure_peaks(model.engine.threads) if gpu is None else {"read_gb_per_s": 0.0, "int8_gmac_per_s": 0.0}
     rng = np.random.default_rng(0)
     results = []
     if args.n_prompt:
@@ -90,7 +91,7 @@ def measure(model: Model, args: argparse.Namespace) -> dict[str, Any]:
         "model": Path(model.file.path).name,
         "host": f"{cpu_name()}, {platform.system()} {platform.machine()}",
         "commit": _commit(),
-        "kernel_set": active(),
+        "kernel_set": active() if gpu is None else f"cuda, {gpu}",
         "threads": model.engine.threads,
         "peaks": peaks,
         "results": results,
@@ -98,7 +99,7 @@ def measure(model: Model, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_peaks(threads: int) -> dict[str, float]:
-    """What memory and multiply units give at most, with the model's threads and kernel set."""
+    """What memory and multiply units give at most, with the model's threads and the CPU's kernel set."""
     from hybridkern.kernels.rates import int8_rate, read_rate
 
     return {
@@ -177,7 +178,8 @@ def show(record: dict[str, Any]) -> None:
         table.add_row(row["test"], *rates, f"{row['gmac_per_s']:.1f}", *parts)
     out.print(table)
     peaks = record["peaks"]
-    note(f"peaks of this run: read {peaks['read_gb_per_s']:.1f} GB/s, int8 {peaks['int8_gmac_per_s']:.1f} GMAC/s")
+    if peaks["read_gb_per_s"]:
+        note(f"peaks of this run: read {peaks['read_gb_per_s']:.1f} GB/s, int8 {peaks['int8_gmac_per_s']:.1f} GMAC/s")
 
 
 def _percent(fraction: float | None) -> str:

@@ -28,22 +28,24 @@ def show_dry_run(args: argparse.Namespace, options: dict[str, Any]) -> int:
     with GGUFFile.open(found.path, sha256=digest) as file:
         config = ModelConfig.from_metadata(file.metadata)
         n_ctx = checked.context(config.context_length)
+        gpu = checked.gpu(config.n_layer)
         weights = Counter[str]()
         for tensor in file.tensors.values():
             weights[_place(tensor.name)] += tensor.nbytes
-    n_ubatch = checked.n_ubatch or min(512, checked.n_batch)
+    where = "CPU" if gpu is None else f"GPU {gpu}"
+    n_ubatch = checked.n_ubatch or min(512 if gpu is None else 2048, checked.n_batch)
     cache = kv_bytes(config, n_ctx, checked.kv_type)
     step = step_bytes(config, min(n_ubatch, n_ctx))
     table = Table("what", "where", "size", "detail", title=found.path.name, title_justify="left")
     for place in ("embedding", "blocks", "norm and head", "other"):
         if weights[place]:
             detail = f"{config.n_layer} blocks" if place == "blocks" else ""
-            table.add_row(f"weights: {place}", "CPU", size(weights[place]), detail)
-    table.add_row("KV cache", "CPU", size(cache), f"{n_ctx} tokens of {config.context_length}, {checked.kv_type}")
-    table.add_row("buffers of a step", "CPU", size(step), f"about, for {min(n_ubatch, n_ctx)} tokens")
+            table.add_row(f"weights: {place}", where, size(weights[place]), detail)
+    table.add_row("KV cache", where, size(cache), f"{n_ctx} tokens of {config.context_length}, {checked.kv_type}")
+    table.add_row("buffers of a step", where, size(step), f"about, for {min(n_ubatch, n_ctx)} tokens")
     table.add_section()
     total = sum(weights.values()) + cache + step
-    free = available_memory()
+    free = available_memory() if gpu is None else None
     table.add_row("all", "", size(total), f"{size(free)} available" if free else "")
     console().print(table)
     if free and total > free:

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from .known_flags import add_known
+from .terminal import note
 from .values import gpu_name, integer, layers, logit_bias, number
 
 KV_TYPES = ("f32", "f16", "q8_0", "q4_0")
@@ -96,7 +97,7 @@ def add_context(parser: argparse.ArgumentParser) -> None:
         help="tokens that prompt and answer may take together (default: the model's, at most 8192; 0: the model's)",
     )
     group.add_argument("-b", "--batch-size", type=integer(1), default=2048, metavar="N", help="largest batch (2048)")
-    group.add_argument("-ub", "--ubatch-size", type=integer(1), metavar="N", help="tokens computed at once (512)")
+    group.add_argument("-ub", "--ubatch-size", type=integer(1), metavar="N", help="computed at once (512; GPU 2048)")
     threads = integer(-1, 4096, special="; -1 means the default")
     group.add_argument("-t", "--threads", type=threads, metavar="N", help="threads (default: physical cores allowed)")
     group.add_argument("-tb", "--threads-batch", type=threads, metavar="N", help="threads for prompts (default: -t)")
@@ -168,6 +169,8 @@ def _placement(args: argparse.Namespace) -> dict[str, Any]:
     from hybridkern.errors import ArgumentError
 
     wanted, named = args.n_gpu_layers, args.device
+    if wanted == "auto":
+        note("-ngl auto: the CPU in this version; -ngl all is the GPU")
     if named == "none":
         if wanted not in (None, "auto", 0):
             raise ArgumentError(f"-ngl {wanted} and --device none: give one of them")

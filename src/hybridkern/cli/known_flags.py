@@ -192,6 +192,7 @@ class _OverrideTensor(argparse.Action):
             if device.upper() != "CPU":
                 parser.error(f"{option} {rule}: {_WHOLE}")
         namespace.cpu_tensors = f"{option} {values}"
+        add_note(namespace, f"{option} {values}: everything runs on the CPU in this version unless -ngl all is given")
 
 
 def add_note(namespace: argparse.Namespace, text: str) -> None:

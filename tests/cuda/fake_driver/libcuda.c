@@ -138,16 +138,22 @@ static int32_t *cell(const hk_step *s, const hk_cache *c, int row, int position)
     int page = s->pages[s->sequences[row] * s->page_stride + position / 128];
     return (int32_t *)(c->pages + page * c->page_bytes) + position % 128;
 }
+/* Of all blocks only the first one's keys are remembered: as tokens. */
+static void store(const hk_step *s, const hk_cache *c) {
+    for (int i = 0; c->pages && !c->block_offset && i < s->counts[0]; i++)
+        *cell(s, c, i, s->positions[i]) = s->tokens[i];
+}
 static void find_top(const hk_topk_args *a);
 static void execute(const launch *l) {
     if (!strcmp(l->name, "hk_topk"))
         find_top(l->args);
     else if (!strcmp(l->name, "hk_heads")) {
         const hk_heads_args *a = l->args;
-        for (int i = 0; a->cache.pages && !a->cache.block_offset && i < a->step.counts[0]; i++)
-            *cell(&a->step, &a->cache, i, a->step.positions[i]) = a->step.tokens[i];
+        store(&a->step, &a->cache);
     } else if (!strncmp(l->name, "hk_decode", 9) || !strncmp(l->name, "hk_prefill", 10)) {
         const hk_attend_args *a = l->args;
+        if (a->stream[1].x)
+            store(&a->step, &a->cache);
         for (int i = 0; !a->cache.block_offset && i < a->step.counts[0]; i++) {
             uint32_t h = 7;
             for (int p = 0; p <= a->step.positions[i]; p++)
