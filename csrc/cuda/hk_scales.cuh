@@ -26,8 +26,9 @@ template <class F> struct lane_scales {
 
 HK_FN float low_half(u32 w) { return half_to_float((u16)w); }
 HK_FN float high_half(u32 w) { return half_to_float((u16)(w >> 16)); }
-/* d * (byte i of w - ZERO), for d of half precision: 2^15 + byte is put together as a float, and what is too much comes off
- * in the multiplication, which is exact up to its one rounding. Two instructions, where a conversion takes three. */
+/* d * (byte i of w - ZERO), for d of half precision: 2^15 + byte is put together as a float, and what is too much comes
+ * off in the multiplication, which is exact up to its one rounding. Two instructions, where a conversion takes three.
+ */
 template <int ZERO> HK_FN float scaled_byte(float d, u32 w, int i) {
     return fmaf(d, __uint_as_float(permute(w, 0x47000000u, 0x7404u | (u32)i << 4)), -d * (32768.0f + ZERO));
 }

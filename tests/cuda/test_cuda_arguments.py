@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from hybridkern.kernels.cuda import arguments
+from hybridkern.kernels.cuda import arguments, launches
 
 pytestmark = pytest.mark.on_host
 HEADER = Path(__file__).parents[2] / "csrc" / "cuda" / "hk_args.h"
@@ -36,3 +37,12 @@ def test_fields_lie_where_c_puts_them(tmp_path: Path) -> None:
     source = tmp_path / "check.c"
     source.write_text("\n".join(checks) + "\n")
     subprocess.run([compiler, "-std=c11", "-c", "-o", str(tmp_path / "check.o"), str(source)], check=True)
+
+
+def test_constants_that_kernels_and_launches_share() -> None:
+    """How many blocks a cluster has, and how many warps a matrix-vector block at most."""
+    text = "".join((HEADER.parent / name).read_text() for name in ("hk_device.cuh", "matvec.cu"))
+    given = dict(re.findall(r"#define (HK_\w+) +(\d+)\n", text))
+    assert int(given["HK_CLUSTER"]) == launches.MATVEC_CLUSTER
+    assert int(given["HK_MAX_STEP_WARPS"]) == launches.MATVEC_WARPS
+    assert int(given["HK_MATVEC_THREADS"]) == int(given["HK_MATVEC_FEW_THREADS"]) == 32 * launches.MATVEC_WARPS

@@ -63,7 +63,7 @@ def test_there_and_back(library: Any, type_name: str) -> None:
         assert not out[rows:].any() and not out[:, cols:].any()
 
 
-@pytest.mark.parametrize("n", [1, 3, 8])
+@pytest.mark.parametrize("n", [1, 7])
 @pytest.mark.parametrize("type_name", QUANTISED)
 def test_steps_of_a_product(library: Any, type_name: str, n: int) -> None:
     """A warp's steps, its lanes as threads and the matrix instruction by definition, against float64."""
