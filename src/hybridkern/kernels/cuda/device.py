@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from hybridkern.errors import KernelError
 
 from .driver import BUILT, Kernels, Stream, attribute
+from .tiles import WGMMA_KERNEL
 
 T = TypeVar("T")
 _PROCESSORS, _MAJOR, _MINOR, _BLOCK_MEMORY = 16, 75, 76, 97  # attribute numbers of the driver
@@ -113,6 +114,8 @@ class Device:
             raise KernelError(
                 f"the kernels of this build do not run on {self.name} (sm_{major}{minor}): {error}"
             ) from error
+        # Machine code for sm_90a alone has these; code for sm_90 or PTX does not.
+        self.wgmma = self.capability == (9, 0) and self.kernels.has(WGMMA_KERNEL)
         self.stream = Stream()
 
     @property

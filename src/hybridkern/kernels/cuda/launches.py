@@ -21,12 +21,12 @@ MIXED = (
     ("Q2_K", "Q4_K"),
 )  # fmt: skip
 FEW = 8  # columns that a matrix-vector kernel takes
-STAGES = 3
-WIDE = (128, 128, 256)  # rows, tokens and threads of a block that multiplies many columns
 KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2}
 ROW_MODES = {"copy": 0, "silu": 1, "gelu_tanh": 2, "add": 3, "scale": 4, "softcap": 5, "select": 6}
 GLU = {None: 0, "silu": 1, "gelu_tanh": 2}
 ARGMAX_CHUNKS = 64
+STEP = 256  # columns that products go at a time
+STAGES = 3  # chunks of tokens on their way without wgmma
 Struct = dict[str, Any]
 
 
@@ -49,7 +49,7 @@ def home_of(function: str) -> str:
     is_float = function.startswith("hk_matvec") and function.endswith(("_f32", "_f16", "_bf16"))
     if is_float or function == "hk_matmul_f32":
         return "floats"
-    return next((home for home in ("matvec", "matmul") if function.startswith(f"hk_{home}")), "rows")
+    return next((home for home in ("matvec", "matmul", "wgmma") if function.startswith(f"hk_{home}")), "rows")
 
 
 def _ceil(n: int, d: int) -> int:
@@ -151,44 +151,96 @@ def matvec(
     return Launch(name, (grid, 1, 1), (32 * shape.warps, 1, 1), shape.shared, args)
 
 
-def matmul(
+def float_product(
     type_name: str,
     step: Struct,
     part: Struct,
     cols: int,
     n: int,
     *,
-    half: tuple[int, int] = (0, 0),
-    x32: int = 0,
+    x32: int,
     x_stride: int = 0,
     outputs: bool = False,
     processors: int = 132,
 ) -> Launch:
-    """A product with at most n columns. half: f16 rows and their scales; x32: float32 rows, where weights are float and
-    columns few or weights are F32."""
-    rows = part["rows"]
+    """A product of float weights, F32 or with few columns, with at most n columns of float32."""
+    args = _matmul_args(step, [part], cols, x_stride or cols, outputs, x32=x32)
+    if n > FEW:
+        return Launch("hk_matmul_f32", (_ceil(part["rows"], 64), _ceil(n, 64), 1), (256, 1, 1), 0, args)
+    name = f"hk_matvec{'' if n == 1 else '8'}_{type_name.lower()}"
+    return Launch(name, (min(_ceil(part["rows"], 32), processors), 1, 1), (256, 1, 1), 0, args)
+
+
+def _matmul_args(
+    step: Struct, parts: list[Struct], cols: int, x_stride: int, outputs: bool, **input: int
+) -> np.ndarray[Any, Any]:
+    return a.pack(
+        a.MATMUL, step=step, part=parts, n_parts=len(parts), cols=cols, x_stride=x_stride, rows_are_outputs=outputs,
+        **input,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A kernel of csrc/cuda/wgmma.cu.
+
+    tokens: of a tile; groups, along: groups of four warps along the rows and along K; steps, chunks: of weights and of
+    tokens on their way; split: blocks of a cluster that share out K."""
+
+    name: str
+    tokens: int
+    groups: int
+    along: int
+    steps: int
+    chunks: int
+    split: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Of a block: those that multiply, and a warp that copies for every group along K; if registers go from
+        it to the others, four."""
+        groups = self.groups * self.along
+        return 128 * groups + (128 if self.tokens * groups == 512 else 32 * self.along)
+
+    def shared(self, type_name: str) -> int:
+        """Bytes of shared memory."""
+        layout = LAYOUTS[type_name]
+        step = TILE * (2 * STEP + 64) if layout.is_float else STEP // layout.columns * layout.nbytes
+        rings = self.chunks * self.tokens * 128 + self.steps * 4 * self.groups * step
+        return rings + 16 * (self.steps + self.chunks) + 4 * self.tokens
+
+
+def half_sizes(n: int, cols: int) -> tuple[int, int]:
+    """Tokens of a chunk, and bytes of the half form of n rows (csrc/cuda/hk_rows.cuh)."""
+    stride = _ceil(n, 8) * 8
+    return stride, _ceil(cols, STEP) * STEP * stride * 2
+
+
+def matmul(
+    type_name: str,
+    step: Struct,
+    parts: list[Struct],
+    cols: int,
+    n: int,
+    *,
+    half: tuple[int, int],
+    outputs: bool = False,
+    processors: int = 132,
+    tile: Tile | None = None,
+) -> Launch:
+    """Products of one input with at most n columns. half: its f16 form and scales; tile: of wgmma, where there is."""
     x, scale = half
-    args = a.pack(
-        a.MATMUL,
-        step=step,
-        part=part,
-        x=x,
-        x_scale=scale,
-        x32=x32,
-        cols=cols,
-        x_stride=x_stride or cols,
-        rows_are_outputs=outputs,
-    )
+    args = _matmul_args(step, parts, cols, half_sizes(n, cols)[0], outputs, x=x, x_scale=scale)
     lower = type_name.lower()
-    if LAYOUTS[type_name].is_float and n <= FEW:
-        grid = (min(_ceil(rows, 32), processors), 1, 1)
-        return Launch(f"hk_matvec{'' if n == 1 else '8'}_{lower}", grid, (256, 1, 1), 0, args)
-    if type_name == "F32":
-        return Launch("hk_matmul_f32", (_ceil(rows, 64), _ceil(n, 64), 1), (256, 1, 1), 0, args)
+    if tile is not None:
+        tiles = sum(_ceil(p["rows"], 64 * tile.groups) for p in parts)
+        grid = (tiles * tile.split, _ceil(n, tile.tokens), 1)
+        return Launch(f"hk_wgmma{tile.name}_{lower}", grid, (tile.threads, 1, 1), tile.shared(type_name), args)
     if n > 64:
-        grid = (_ceil(rows, WIDE[0]), _ceil(n, WIDE[1]), 1)
-        return Launch(f"hk_matmul_{lower}", grid, (WIDE[2], 1, 1), STAGES * WIDE[1] * 256, args)
-    return Launch(f"hk_matmul32_{lower}", (_ceil(rows, 32), _ceil(n, 32), 1), (128, 1, 1), STAGES * 4 * 32 * 256, args)
+        grid = (sum(_ceil(p["rows"], 128) for p in parts), _ceil(n, 128), 1)
+        return Launch(f"hk_matmul_{lower}", grid, (256, 1, 1), STAGES * 128 * 128, args)
+    grid = (sum(_ceil(p["rows"], 32) for p in parts), _ceil(n, 32), 1)
+    return Launch(f"hk_matmul32_{lower}", grid, (128, 1, 1), STAGES * 4 * 32 * 128, args)
 
 
 def rows(step: Struct, n: int, width: int, mode: str = "copy", **fields: Any) -> Launch:

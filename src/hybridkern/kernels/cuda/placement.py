@@ -157,7 +157,7 @@ class Placement:
             if form == "codes":
                 sizes = launches.FEW * b.width, launches.FEW * b.width // 4
             else:
-                sizes = rows * b.width * 2, rows * 4
+                sizes = launches.half_sizes(rows, b.width)[1], rows * 4
             self._forms[key] = self.memory(sizes[0], "buffers"), self.memory(sizes[1], "buffers")
         return self._forms[key]
 

@@ -1,0 +1,330 @@
+/* Products with many columns on Hopper's matrix instructions: weights become halves in registers (A), tokens come as
+ * halves in shared memory (B).
+ */
+#include "hk_halves.cuh"
+#include "hk_wgmma.cuh"
+
+#ifdef HK_HAS_WGMMA
+
+/* What a kernel is made of. BN: tokens of a tile. MG: groups of 4 warps along the rows, 64 rows each. KG: such groups
+ * along K, by steps. SA, SB: steps of weights and chunks of tokens on their way. CK: blocks of a cluster that share out
+ * K. AHEAD: fragments are made while the instructions before still run. */
+template <int BN_, int MG_, int KG_, int SA_, int SB_, int CK_, int MODE_> struct shape {
+    static constexpr int BN = BN_, MG = MG_, KG = KG_, SA = SA_, SB = SB_, CK = CK_;
+    static constexpr int MODE = MODE_;
+    static constexpr bool AHEAD = MODE == 1, FINE = MODE == 2;
+    static constexpr int ROWS = 64 * MG, CHUNK = BN * 128, GROUPS = MG * KG;
+    /* Registers for those who multiply, where the equal share is too few: the copying warp then comes with three idle
+     * ones, as registers are handed over by groups. */
+    static constexpr int REGISTERS = BN * GROUPS != 512 ? 0 : GROUPS == 2 ? 240 : 112;
+    static constexpr int THREADS = 128 * GROUPS + (REGISTERS ? 128 : 32 * KG);
+    /* A slot always belongs to the same group: parities would not tell two phases apart. */
+    static_assert(SA % KG == 0 && SB % (KG == 1 ? 1 : 4 * KG) == 0, "slots");
+};
+
+template <class F, class S> struct block_memory {
+    static constexpr int STEP = S::ROWS / 16 * step_type<F>::type::BYTES;
+    static constexpr int A_AT = S::SB * S::CHUNK, BARRIERS_AT = A_AT + S::SA * STEP;
+    static constexpr int SCALES_AT = BARRIERS_AT + 16 * (S::SA + S::SB), BYTES = SCALES_AT + 4 * S::BN;
+    static_assert(S::KG * S::CK == 1 || S::GROUPS * 64 * S::BN * 4 <= BARRIERS_AT, "sums do not fit");
+    static_assert(BYTES <= 227 << 10, "more shared memory than a block can have");
+    static __device__ __forceinline__ u32 full_b(u32 base, int i) { return base + BARRIERS_AT + 8 * i; }
+    static __device__ __forceinline__ u32 free_b(u32 base, int i) { return full_b(base, S::SB + i); }
+    static __device__ __forceinline__ u32 full_a(u32 base, int i) { return full_b(base, 2 * S::SB + i); }
+    static __device__ __forceinline__ u32 free_a(u32 base, int i) { return full_b(base, 2 * S::SB + S::SA + i); }
+};
+
+/* Where a block works: the tile, and the steps that are its own: first, first + CK, ... */
+struct block_task {
+    int row0, token0, n, rank, steps; /* steps of its own */
+    const hk_part *part;
+};
+
+/* Asks for step number i of the block's own. All lanes. */
+template <class F, class S> HK_FN void ask_weights(const hk_matmul_args &a, const block_task &w, u32 base, int i) {
+    typedef block_memory<F, S> M;
+    typedef typename step_type<F>::type W;
+    int lane = threadIdx.x & 31, slot = i % S::SA, step = S::CK == 1 ? i : i * S::CK + w.rank;
+    u32 to = base + M::A_AT + slot * M::STEP, full = M::full_a(base, slot);
+    if constexpr (W::STAYS) {
+        int rows = min(S::ROWS, max(0, (int)w.part->rows - w.row0)), left = 2 * ((int)a.cols - step * HK_STEP);
+        u32 bytes = min(left, 2 * HK_STEP);
+        if (lane == 0)
+            barrier_expect(full, bytes * rows);
+        __syncwarp();
+        const u8 *from = w.part->w.at + ((s64)w.row0 * a.cols + step * HK_STEP) * 2;
+        for (int r = lane; r < rows; r += 32)
+            copy_bulk(to + r * W::PITCH, from + 2 * r * a.cols, bytes, full);
+    } else {
+        int all = ((int)a.cols + F::COLUMNS - 1) / F::COLUMNS, first = step * W::RECORDS;
+        int tiles = min(S::ROWS / 16, max(0, ((int)w.part->rows + 15 - w.row0) / 16));
+        u32 bytes = min(W::RECORDS, all - first) * F::BYTES;
+        if (lane == 0)
+            barrier_expect(full, bytes * tiles);
+        __syncwarp();
+        const u8 *from = w.part->w.at + ((s64)(w.row0 / 16) * all + first) * F::BYTES;
+        if (lane < tiles)
+            copy_bulk(to + lane * W::BYTES, from + (s64)lane * all * F::BYTES, bytes, full);
+    }
+}
+
+/* Asks for chunk c of the input, whose place in the ring is i. One lane. */
+template <class F, class S>
+HK_FN void ask_tokens(const hk_matmul_args &a, const block_task &w, u32 base, int i, int c) {
+    typedef block_memory<F, S> M;
+    int slot = i % S::SB;
+    u32 bytes = 128 * min(S::BN, (int)a.x_stride - w.token0), full = M::full_b(base, slot);
+    barrier_expect(full, bytes);
+    copy_bulk(base + slot * S::CHUNK, (const u8 *)a.x + (c * a.x_stride + w.token0) * 128, bytes, full);
+}
+
+/* One warp for every group along K: a group would have to wait for others' slots if they shared one. */
+template <class F, class S> HK_FN void produce(const hk_matmul_args &a, const block_task &w, u32 base, int group) {
+    typedef block_memory<F, S> M;
+    for (int i = group; i < S::SA && i < w.steps; i += S::KG)
+        ask_weights<F, S>(a, w, base, i);
+    wait_for_previous();
+    for (int i = group; i < w.steps; i += S::KG) {
+        int next = i - S::KG + S::SA; /* takes the place of the step before */
+        if (i != group && next < w.steps) {
+            barrier_wait(M::free_a(base, next % S::SA), (next / S::SA - 1) & 1);
+            ask_weights<F, S>(a, w, base, next);
+        }
+        for (int j = 0; j < 4; j++) {
+            int c = 4 * i + j;
+            if (c >= S::SB)
+                barrier_wait(M::free_b(base, c % S::SB), (c / S::SB - 1) & 1);
+            if ((threadIdx.x & 31) == 0)
+                ask_tokens<F, S>(a, w, base, c, 4 * (i * S::CK + w.rank) + j);
+            __syncwarp();
+        }
+    }
+}
+
+/* A group's part of the products; group: along K. */
+template <class F, class S>
+HK_FN void consume(const hk_matmul_args &a, const block_task &w, u8 *memory, u32 base, int row_group, int group,
+                   float (&acc)[S::BN / 2]) {
+    typedef block_memory<F, S> M;
+    typedef typename step_type<F>::type W;
+    int lane = threadIdx.x & 31, row_tile = 4 * row_group + (threadIdx.x >> 5 & 3);
+    W weights;
+    u32 a_halves[S::AHEAD ? 2 : 1][4][4];
+    auto free_weights = [&](int i) {
+        __syncwarp();
+        if (lane == 0)
+            barrier_arrive(M::free_a(base, i % S::SA));
+    };
+    auto free_tokens = [&](int i) {
+        if (lane == 0)
+            barrier_arrive(M::free_b(base, i % S::SB));
+    };
+    auto load = [&](int i) {
+        int step = S::CK == 1 ? i : i * S::CK + w.rank, slot = i % S::SA;
+        const u8 *at = memory + M::A_AT + slot * M::STEP + row_tile * W::BYTES;
+        barrier_wait(M::full_a(base, slot), i / S::SA & 1);
+        if constexpr (W::STAYS) {
+            const u8 *row = at + (lane >> 2) * W::PITCH;
+            weights.load(row, row + 8 * W::PITCH, (int)a.cols / 32 - 8 * step, lane);
+        } else {
+            weights.load(at, ((int)a.cols + F::COLUMNS - 1) / F::COLUMNS - step * W::RECORDS, lane);
+            free_weights(i);
+        }
+    };
+    if (group >= w.steps)
+        return;
+    load(group);
+    if (S::AHEAD)
+        weights.fragments(0, lane, a_halves[0]);
+    for (int i = group; i < w.steps; i += S::KG) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int chunk = 4 * i + j, slot = chunk % S::SB;
+            u32(&f)[4][4] = a_halves[S::AHEAD ? j & 1 : 0];
+            u64 b = columns_at(base + slot * S::CHUNK);
+            if (S::FINE) {
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    wgmma_wait<3>(); /* these registers are free again */
+                    if (k == 3 && (j || i != group))
+                        free_tokens(j ? chunk - 1 : 4 * (i - S::KG) + 3);
+                    weights.fragment(j, k, lane, f[k]);
+                    if (k == 0)
+                        barrier_wait(M::full_b(base, slot), chunk / S::SB & 1);
+                    wgmma_begin();
+                    wgmma(acc, f[k], b + 2 * k);
+                    wgmma_commit();
+                }
+            } else {
+                if (!S::AHEAD)
+                    weights.fragments(j, lane, f);
+                barrier_wait(M::full_b(base, slot), chunk / S::SB & 1);
+                wgmma_begin();
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    wgmma(acc, f[k], b + 2 * k);
+                wgmma_commit();
+            }
+            if (S::AHEAD) {
+                wgmma_wait<1>();
+                if (j || i != group)
+                    free_tokens(j ? chunk - 1 : 4 * (i - S::KG) + 3);
+            }
+            if (j == 3 && i + S::KG < w.steps) {
+                if (W::STAYS)
+                    free_weights(i);
+                load(i + S::KG);
+            }
+            if (S::AHEAD && (j < 3 || i + S::KG < w.steps))
+                weights.fragments((j + 1) & 3, lane, a_halves[(j + 1) & 1]);
+            if (S::MODE == 0) {
+                wgmma_wait<0>();
+                free_tokens(chunk);
+            }
+        }
+    }
+    wgmma_wait<0>();
+}
+
+template <class F, class S> HK_FN void matmul(const hk_matmul_args &a) {
+    extern __shared__ __align__(1024) u8 memory[];
+    typedef block_memory<F, S> M;
+    typedef typename step_type<F>::type W;
+    constexpr int BLOCK = 64 * S::BN; /* sums of a group */
+    u32 base = shared_address(memory);
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    block_task w;
+    w.n = a.step.counts[a.rows_are_outputs];
+    w.token0 = blockIdx.y * S::BN;
+    if (w.token0 >= w.n)
+        return; /* all blocks of a cluster */
+    int tile = blockIdx.x / S::CK, all_steps = ((int)a.cols + HK_STEP - 1) / HK_STEP;
+    w.rank = S::CK == 1 ? 0 : (int)cluster_rank();
+    w.part = &a.part[part_of_tile(a, S::ROWS, tile)];
+    w.row0 = tile * S::ROWS;
+    w.steps = (all_steps - w.rank + S::CK - 1) / S::CK;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < S::SB; i++) {
+            barrier_init(M::full_b(base, i), 1);
+            barrier_init(M::free_b(base, i), 4 * S::MG);
+        }
+        for (int i = 0; i < S::SA; i++) {
+            barrier_init(M::full_a(base, i), 1);
+            barrier_init(M::free_a(base, i), 4 * S::MG);
+        }
+        barriers_ready();
+    }
+    allow_next();
+    __syncthreads();
+    int group = warp >> 2, row_group = group % S::MG, k_group = group / S::MG;
+    if (group == S::GROUPS) {
+        if constexpr (S::REGISTERS != 0)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (warp - 4 * S::GROUPS < S::KG)
+            produce<F, S>(a, w, base, warp - 4 * S::GROUPS);
+        if (S::CK > 1) {
+            cluster_sync();
+            cluster_sync();
+        }
+    } else { /* one branch for each role, or the compiler does not share registers out */
+        if constexpr (S::REGISTERS != 0)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::REGISTERS));
+        wait_for_previous();
+        float *scales = (float *)(memory + M::SCALES_AT);
+        for (int i = threadIdx.x; i < S::BN; i += 128 * S::GROUPS)
+            scales[i] = w.token0 + i < w.n ? load_fresh(a.x_scale + w.token0 + i) * (1.0f / W::CARRIED) : 0;
+        float acc[S::BN / 2];
+#pragma unroll
+        for (int i = 0; i < S::BN / 2; i++)
+            acc[i] = 0;
+        consume<F, S>(a, w, memory, base, row_group, k_group, acc);
+        int row = w.row0 + 64 * row_group + 16 * (warp & 3) + (lane >> 2);
+        sync_threads(1, 128 * S::GROUPS);
+        if constexpr (S::KG * S::CK == 1) {
+            store_blocks<S::BN / 8>(*w.part, row, w.token0, w.n, scales, acc);
+        } else {
+            /* Every group leaves its sums in shared memory; then each adds its share of the tokens, always in the same
+             * order. */
+            constexpr int ALL = S::KG * S::CK, SHARERS = S::BN >= 8 * ALL ? ALL : S::KG, SHARE = S::BN / 2 / SHARERS;
+            float *sums = (float *)memory + row_group * BLOCK + (threadIdx.x & 127);
+            float *mine = sums + k_group * S::MG * BLOCK;
+#pragma unroll
+            for (int i = 0; i < S::BN / 2; i++)
+                mine[128 * i] = acc[i];
+            if (S::CK > 1)
+                cluster_sync();
+            else
+                sync_threads(1, 128 * S::GROUPS);
+            int sharer = w.rank * S::KG + k_group;
+            constexpr int PIECE = SHARE < 32 ? SHARE : 32;
+            for (int piece = sharer * SHARE; sharer < SHARERS && piece < (sharer + 1) * SHARE; piece += PIECE) {
+                float total[PIECE];
+#pragma unroll
+                for (int i = 0; i < PIECE; i++)
+                    total[i] = 0;
+#pragma unroll
+                for (int r = 0; r < S::CK; r++)
+#pragma unroll
+                    for (int g = 0; g < S::KG; g++) {
+                        const float *from = sums + g * S::MG * BLOCK + 128 * piece;
+#pragma unroll
+                        for (int i = 0; i < PIECE; i++)
+                            total[i] += S::CK > 1 ? load_of_rank(from + 128 * i, r) : from[128 * i];
+                    }
+                store_blocks<PIECE / 4>(*w.part, row, w.token0 + 2 * piece, w.n, scales + 2 * piece, total);
+            }
+            if (S::CK > 1)
+                cluster_sync(); /* nobody leaves while others still read its memory */
+        }
+    }
+}
+
+#define HK_WGMMA(name, S, lower)                                                                                       \
+    HK_KERNEL __launch_bounds__(S::THREADS, 1) __cluster_dims__(S::CK, 1, 1)                                           \
+        hk_wgmma##name##_##lower(const __grid_constant__ hk_matmul_args a) {                                           \
+        matmul<unit_##lower, S>(a);                                                                                    \
+    }
+
+#ifdef HK_TRY /* experiments */
+typedef shape<HK_TRY> tried;
+#define HK_QUANTISED(lower) HK_WGMMA(_try, tried, lower)
+#define HK_FLOATS(lower)    HK_WGMMA(_try, tried, lower)
+#else
+/* Mirrored, with what they cost, in kernels/cuda/tiles.py. */
+typedef shape<32, 1, 4, 8, 16, 1, 0> shape_32;
+typedef shape<32, 1, 4, 8, 16, 2, 0> shape_32s;
+typedef shape<64, 1, 4, 4, 16, 1, 0> shape_64;
+typedef shape<64, 1, 4, 4, 16, 2, 0> shape_64s;
+typedef shape<128, 2, 1, 2, 6, 1, 0> shape_128;
+typedef shape<128, 1, 2, 2, 8, 2, 2> shape_128s;
+typedef shape<256, 2, 1, 2, 4, 1, 2> shape_256;
+typedef shape<256, 2, 1, 2, 4, 2, 2> shape_256s;
+typedef shape<64, 1, 2, 2, 16, 1, 2> shape_64f;
+typedef shape<128, 2, 1, 2, 4, 1, 2> shape_128f;
+#define HK_QUANTISED(lower)                                                                                            \
+    HK_WGMMA(32, shape_32, lower)                                                                                      \
+    HK_WGMMA(32s, shape_32s, lower)                                                                                    \
+    HK_WGMMA(64, shape_64, lower)                                                                                      \
+    HK_WGMMA(64s, shape_64s, lower)                                                                                    \
+    HK_WGMMA(128, shape_128, lower)                                                                                    \
+    HK_WGMMA(128s, shape_128s, lower)                                                                                  \
+    HK_WGMMA(256, shape_256, lower)                                                                                    \
+    HK_WGMMA(256s, shape_256s, lower)
+#define HK_FLOATS(lower)                                                                                               \
+    HK_WGMMA(64f, shape_64f, lower)                                                                                    \
+    HK_WGMMA(128f, shape_128f, lower)
+#endif
+
+#ifdef HK_ONLY
+#define HK_APPLY(name) HK_QUANTISED(name)
+HK_APPLY(HK_ONLY)
+#else
+HK_FLOATS(f16)
+HK_FLOATS(bf16)
+#define HK_WGMMA_F32(lower)
+#define HK_WGMMA_Q8_32(lower)                                    HK_QUANTISED(lower)
+#define HK_WGMMA_Q8_256(lower)                                   HK_QUANTISED(lower)
+#define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act) HK_WGMMA_##act(lower)
+#include "../formats/hk_types.def"
+#endif
+#endif
