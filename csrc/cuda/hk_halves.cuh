@@ -148,31 +148,35 @@ HK_FN int part_of_tile(const hk_matmul_args &a, int height, int &tile) {
 template <int N>
 HK_FN void store_blocks(const hk_part &p, int row, int token0, int n, const float *scales, const float *acc) {
     constexpr int G = N < 8 ? N : 8;
-    int t = threadIdx.x & 3, rows = (int)p.rows;
-    float bias[2] = {0, 0};
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        if (p.bias && row + 8 * r < rows)
-            bias[r] = p.bias[row + 8 * r];
+    int t = threadIdx.x & 3, left = n - token0 - 2 * t;
+    bool here[2] = {row < (int)p.rows, row + 8 < (int)p.rows};
+    float *out = p.out + (token0 + 2 * t) * p.out_stride + row;
+    const float *add = p.add + (token0 + 2 * t) * p.add_stride + row;
+    float bias[2] = {p.bias && here[0] ? p.bias[row] : 0, p.bias && here[1] ? p.bias[row + 8] : 0};
 #pragma unroll
     for (int first = 0; first < N; first += G) {
-        float add[G][4];
+        float more[G][4];
 #pragma unroll
-        for (int b = 0; b < G; b++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int token = token0 + 8 * (first + b) + 2 * t + (i & 1), at = row + 8 * (i >> 1);
-                add[b][i] = p.add && token < n && at < rows ? load_fresh(p.add + token * p.add_stride + at) : 0;
-            }
-#pragma unroll
-        for (int b = 0; b < G; b++)
+        for (int b = 0; b < G; b++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int token = 8 * (first + b) + 2 * t + (i & 1), at = row + 8 * (i >> 1);
-                if (token0 + token < n && at < rows)
-                    p.out[(token0 + token) * p.out_stride + at] =
-                        acc[4 * (first + b) + i] * scales[token] + bias[i >> 1] + add[b][i];
+                more[b][i] = bias[i >> 1];
+                if (p.add && here[i >> 1] && 8 * (first + b) + (i & 1) < left)
+                    more[b][i] += load_fresh(add + (i & 1) * p.add_stride + 8 * (i >> 1));
             }
+            add += 8 * p.add_stride;
+            asm volatile("" : "+l"(add)); /* or all addresses are computed in advance, into too many registers */
+        }
+#pragma unroll
+        for (int b = 0; b < G; b++) {
+            const float *scale = scales + 8 * (first + b) + 2 * t;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (here[i >> 1] && 8 * (first + b) + (i & 1) < left)
+                    out[(i & 1) * p.out_stride + 8 * (i >> 1)] = acc[4 * (first + b) + i] * scale[i & 1] + more[b][i];
+            out += 8 * p.out_stride;
+            asm volatile("" : "+l"(out));
+        }
     }
 }
 

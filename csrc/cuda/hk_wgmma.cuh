@@ -71,7 +71,7 @@ template <int PENDING> HK_FN void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 /* Columns of 64 halves, 128 bytes apart, in the 128-byte swizzle: groups of 8 columns begin at multiples of 1024. */
-HK_FN u64 columns_at(u32 address) { return (u64)(address >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+HK_FN u64 columns_at(u32 address) { return (u64)(64u | 1u << 30) << 32 | ((address >> 4) + (1u << 16)); }
 
 #define HK_4(d, i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define HK_16(d, i) HK_4(d, i), HK_4(d, i + 4), HK_4(d, i + 8), HK_4(d, i + 12)

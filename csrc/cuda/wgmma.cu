@@ -8,15 +8,14 @@
 
 /* What a kernel is made of. BN: tokens of a tile. MG: groups of 4 warps along the rows, 64 rows each. KG: such groups
  * along K, by steps. SA, SB: steps of weights and chunks of tokens on their way. CK: blocks of a cluster that share out
- * K. AHEAD: fragments are made while the instructions before still run. */
-template <int BN_, int MG_, int KG_, int SA_, int SB_, int CK_, int MODE_> struct shape {
+ * K. FINE: weights become halves between the instructions of a chunk, not in front of them. */
+template <int BN_, int MG_, int KG_, int SA_, int SB_, int CK_, bool FINE_> struct shape {
     static constexpr int BN = BN_, MG = MG_, KG = KG_, SA = SA_, SB = SB_, CK = CK_;
-    static constexpr int MODE = MODE_;
-    static constexpr bool AHEAD = MODE == 1, FINE = MODE == 2;
+    static constexpr bool FINE = FINE_;
     static constexpr int ROWS = 64 * MG, CHUNK = BN * 128, GROUPS = MG * KG;
     /* Registers for those who multiply, where the equal share is too few: the copying warp then comes with three idle
      * ones, as registers are handed over by groups. */
-    static constexpr int REGISTERS = BN * GROUPS != 512 ? 0 : GROUPS == 2 ? 240 : 112;
+    static constexpr int REGISTERS = BN * GROUPS == 512 ? 232 : 0;
     static constexpr int THREADS = 128 * GROUPS + (REGISTERS ? 128 : 32 * KG);
     /* A slot always belongs to the same group: parities would not tell two phases apart. */
     static_assert(SA % KG == 0 && SB % (KG == 1 ? 1 : 4 * KG) == 0, "slots");
@@ -40,11 +39,24 @@ struct block_task {
     const hk_part *part;
 };
 
+/* A slot of a ring of N, and the parity of the barrier phase in which it fills. */
+template <int N> struct ring_place {
+    int slot;
+    u32 parity = 0;
+
+    __device__ __forceinline__ void advance(int by) {
+        slot += by;
+        if (slot >= N)
+            slot -= N, parity ^= 1;
+    }
+};
+
 /* Asks for step number i of the block's own. All lanes. */
-template <class F, class S> HK_FN void ask_weights(const hk_matmul_args &a, const block_task &w, u32 base, int i) {
+template <class F, class S>
+HK_FN void ask_weights(const hk_matmul_args &a, const block_task &w, u32 base, int slot, int i) {
     typedef block_memory<F, S> M;
     typedef typename step_type<F>::type W;
-    int lane = threadIdx.x & 31, slot = i % S::SA, step = S::CK == 1 ? i : i * S::CK + w.rank;
+    int lane = threadIdx.x & 31, step = i * S::CK + w.rank;
     u32 to = base + M::A_AT + slot * M::STEP, full = M::full_a(base, slot);
     if constexpr (W::STAYS) {
         int rows = min(S::ROWS, max(0, (int)w.part->rows - w.row0)), left = 2 * ((int)a.cols - step * HK_STEP);
@@ -68,36 +80,36 @@ template <class F, class S> HK_FN void ask_weights(const hk_matmul_args &a, cons
     }
 }
 
-/* Asks for chunk c of the input, whose place in the ring is i. One lane. */
-template <class F, class S>
-HK_FN void ask_tokens(const hk_matmul_args &a, const block_task &w, u32 base, int i, int c) {
-    typedef block_memory<F, S> M;
-    int slot = i % S::SB;
-    u32 bytes = 128 * min(S::BN, (int)a.x_stride - w.token0), full = M::full_b(base, slot);
-    barrier_expect(full, bytes);
-    copy_bulk(base + slot * S::CHUNK, (const u8 *)a.x + (c * a.x_stride + w.token0) * 128, bytes, full);
-}
-
-/* One warp for every group along K: a group would have to wait for others' slots if they shared one. */
+/* Asks for what its group along K takes, in order. A warp for every group: they would wait for each other's slots if
+ * they shared one. */
 template <class F, class S> HK_FN void produce(const hk_matmul_args &a, const block_task &w, u32 base, int group) {
     typedef block_memory<F, S> M;
-    for (int i = group; i < S::SA && i < w.steps; i += S::KG)
-        ask_weights<F, S>(a, w, base, i);
+    ring_place<S::SA> weights = {group};
+    ring_place<S::SB> tokens = {4 * group % S::SB};
+    int asked = group;
+    for (; asked < S::SA && asked < w.steps; asked += S::KG, weights.advance(S::KG))
+        ask_weights<F, S>(a, w, base, weights.slot, asked);
     wait_for_previous();
+    u32 bytes = 128 * min(S::BN, (int)a.x_stride - w.token0);
     for (int i = group; i < w.steps; i += S::KG) {
-        int next = i - S::KG + S::SA; /* takes the place of the step before */
-        if (i != group && next < w.steps) {
-            barrier_wait(M::free_a(base, next % S::SA), (next / S::SA - 1) & 1);
-            ask_weights<F, S>(a, w, base, next);
+        if (i != group && asked < w.steps) {
+            barrier_wait(M::free_a(base, weights.slot), weights.parity ^ 1);
+            ask_weights<F, S>(a, w, base, weights.slot, asked);
+            asked += S::KG;
+            weights.advance(S::KG);
         }
         for (int j = 0; j < 4; j++) {
-            int c = 4 * i + j;
-            if (c >= S::SB)
-                barrier_wait(M::free_b(base, c % S::SB), (c / S::SB - 1) & 1);
-            if ((threadIdx.x & 31) == 0)
-                ask_tokens<F, S>(a, w, base, c, 4 * (i * S::CK + w.rank) + j);
+            barrier_wait(M::free_b(base, tokens.slot), tokens.parity ^ 1);
+            if ((threadIdx.x & 31) == 0) {
+                u32 full = M::full_b(base, tokens.slot);
+                const u8 *from = (const u8 *)a.x + ((4 * (i * S::CK + w.rank) + j) * a.x_stride + w.token0) * 128;
+                barrier_expect(full, bytes);
+                copy_bulk(base + tokens.slot * S::CHUNK, from, bytes, full);
+            }
             __syncwarp();
+            tokens.advance(1);
         }
+        tokens.advance(4 * (S::KG - 1));
     }
 }
 
@@ -107,81 +119,77 @@ HK_FN void consume(const hk_matmul_args &a, const block_task &w, u8 *memory, u32
                    float (&acc)[S::BN / 2]) {
     typedef block_memory<F, S> M;
     typedef typename step_type<F>::type W;
-    int lane = threadIdx.x & 31, row_tile = 4 * row_group + (threadIdx.x >> 5 & 3);
+    int lane = threadIdx.x & 31;
+    const u8 *tile = memory + M::A_AT + (4 * row_group + (threadIdx.x >> 5 & 3)) * W::BYTES;
     W weights;
-    u32 a_halves[S::AHEAD ? 2 : 1][4][4];
-    auto free_weights = [&](int i) {
-        __syncwarp();
+    u32 f[4][4];
+    ring_place<S::SA> of_weights = {group};
+    ring_place<S::SB> tokens = {4 * group % S::SB};
+    auto free_slot = [&](u32 barrier) {
         if (lane == 0)
-            barrier_arrive(M::free_a(base, i % S::SA));
-    };
-    auto free_tokens = [&](int i) {
-        if (lane == 0)
-            barrier_arrive(M::free_b(base, i % S::SB));
+            barrier_arrive(barrier);
     };
     auto load = [&](int i) {
-        int step = S::CK == 1 ? i : i * S::CK + w.rank, slot = i % S::SA;
-        const u8 *at = memory + M::A_AT + slot * M::STEP + row_tile * W::BYTES;
-        barrier_wait(M::full_a(base, slot), i / S::SA & 1);
+        int step = i * S::CK + w.rank;
+        const u8 *at = tile + of_weights.slot * M::STEP;
+        barrier_wait(M::full_a(base, of_weights.slot), of_weights.parity);
         if constexpr (W::STAYS) {
             const u8 *row = at + (lane >> 2) * W::PITCH;
             weights.load(row, row + 8 * W::PITCH, (int)a.cols / 32 - 8 * step, lane);
         } else {
             weights.load(at, ((int)a.cols + F::COLUMNS - 1) / F::COLUMNS - step * W::RECORDS, lane);
-            free_weights(i);
+            __syncwarp();
+            free_slot(M::free_a(base, of_weights.slot));
+            of_weights.advance(S::KG);
         }
     };
     if (group >= w.steps)
         return;
     load(group);
-    if (S::AHEAD)
-        weights.fragments(0, lane, a_halves[0]);
+    u32 before = 0; /* the barrier of the chunk before */
     for (int i = group; i < w.steps; i += S::KG) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            int chunk = 4 * i + j, slot = chunk % S::SB;
-            u32(&f)[4][4] = a_halves[S::AHEAD ? j & 1 : 0];
-            u64 b = columns_at(base + slot * S::CHUNK);
+            u64 b = columns_at(base + tokens.slot * S::CHUNK);
+            u32 full = M::full_b(base, tokens.slot), free = M::free_b(base, tokens.slot);
             if (S::FINE) {
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
                     wgmma_wait<3>(); /* these registers are free again */
-                    if (k == 3 && (j || i != group))
-                        free_tokens(j ? chunk - 1 : 4 * (i - S::KG) + 3);
+                    if (k == 3 && before)
+                        free_slot(before);
                     weights.fragment(j, k, lane, f[k]);
                     if (k == 0)
-                        barrier_wait(M::full_b(base, slot), chunk / S::SB & 1);
+                        barrier_wait(full, tokens.parity);
                     wgmma_begin();
                     wgmma(acc, f[k], b + 2 * k);
                     wgmma_commit();
                 }
+                before = free;
             } else {
-                if (!S::AHEAD)
-                    weights.fragments(j, lane, f);
-                barrier_wait(M::full_b(base, slot), chunk / S::SB & 1);
+                weights.fragments(j, lane, f);
+                barrier_wait(full, tokens.parity);
                 wgmma_begin();
 #pragma unroll
                 for (int k = 0; k < 4; k++)
                     wgmma(acc, f[k], b + 2 * k);
                 wgmma_commit();
             }
-            if (S::AHEAD) {
-                wgmma_wait<1>();
-                if (j || i != group)
-                    free_tokens(j ? chunk - 1 : 4 * (i - S::KG) + 3);
-            }
+            tokens.advance(1);
             if (j == 3 && i + S::KG < w.steps) {
-                if (W::STAYS)
-                    free_weights(i);
+                if (W::STAYS) {
+                    __syncwarp();
+                    free_slot(M::free_a(base, of_weights.slot));
+                    of_weights.advance(S::KG);
+                }
                 load(i + S::KG);
             }
-            if (S::AHEAD && (j < 3 || i + S::KG < w.steps))
-                weights.fragments((j + 1) & 3, lane, a_halves[(j + 1) & 1]);
-            if (S::MODE == 0) {
+            if (!S::FINE) {
                 wgmma_wait<0>();
-                free_tokens(chunk);
+                free_slot(free);
             }
         }
+        tokens.advance(4 * (S::KG - 1));
     }
     wgmma_wait<0>();
 }
@@ -219,7 +227,7 @@ template <class F, class S> HK_FN void matmul(const hk_matmul_args &a) {
     int group = warp >> 2, row_group = group % S::MG, k_group = group / S::MG;
     if (group == S::GROUPS) {
         if constexpr (S::REGISTERS != 0)
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (warp - 4 * S::GROUPS < S::KG)
             produce<F, S>(a, w, base, warp - 4 * S::GROUPS);
         if (S::CK > 1) {
@@ -291,16 +299,16 @@ typedef shape<HK_TRY> tried;
 #define HK_FLOATS(lower)    HK_WGMMA(_try, tried, lower)
 #else
 /* Mirrored, with what they cost, in kernels/cuda/tiles.py. */
-typedef shape<32, 1, 4, 8, 16, 1, 0> shape_32;
-typedef shape<32, 1, 4, 8, 16, 2, 0> shape_32s;
-typedef shape<64, 1, 4, 4, 16, 1, 0> shape_64;
-typedef shape<64, 1, 4, 4, 16, 2, 0> shape_64s;
-typedef shape<128, 2, 1, 2, 6, 1, 0> shape_128;
-typedef shape<128, 1, 2, 2, 8, 2, 2> shape_128s;
-typedef shape<256, 2, 1, 2, 4, 1, 2> shape_256;
-typedef shape<256, 2, 1, 2, 4, 2, 2> shape_256s;
-typedef shape<64, 1, 2, 2, 16, 1, 2> shape_64f;
-typedef shape<128, 2, 1, 2, 4, 1, 2> shape_128f;
+typedef shape<32, 1, 4, 8, 16, 1, false> shape_32;
+typedef shape<32, 1, 4, 8, 16, 2, false> shape_32s;
+typedef shape<64, 1, 4, 4, 16, 1, false> shape_64;
+typedef shape<64, 1, 4, 4, 16, 2, false> shape_64s;
+typedef shape<128, 2, 1, 2, 6, 1, false> shape_128;
+typedef shape<128, 1, 2, 2, 8, 2, true> shape_128s;
+typedef shape<256, 2, 1, 2, 4, 1, true> shape_256;
+typedef shape<256, 2, 1, 2, 4, 2, true> shape_256s;
+typedef shape<64, 1, 2, 2, 16, 1, true> shape_64f;
+typedef shape<128, 2, 1, 2, 4, 1, true> shape_128f;
 #define HK_QUANTISED(lower)                                                                                            \
     HK_WGMMA(32, shape_32, lower)                                                                                      \
     HK_WGMMA(32s, shape_32s, lower)                                                                                    \
