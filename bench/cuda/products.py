@@ -112,7 +112,7 @@ def matmul(b: Bench, type_name: str, rows: int, cols: int, n: int, mma: bool) ->
             made.append(launches.float_product(type_name, step, one, cols, n, x32=s))
             continue
         tile = None if mma else tiles.choose(type_name, [rows], cols, n, b.processors)
-        made.append(launches.matmul(type_name, step, [one], cols, n, half=(s, s + (128 << 20)), tile=tile))
+        made.append(tiles.matmul(type_name, step, [one], cols, n, half=(s, s + (128 << 20)), tile=tile))
     return b.time(made) / len(made)
 
 

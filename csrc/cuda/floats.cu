@@ -28,9 +28,9 @@ HK_FN void floats_of(const unit_bf16 *, const u32x4 &w, float (&v)[8]) {
         v[i] = __uint_as_float(i & 1 ? w.v[i >> 1] & 0xFFFF0000u : w.v[i >> 1] << 16);
 }
 
-/* At most N columns. A warp takes FLOAT_ROWS rows at a time, so that an input that was loaded serves several, 32 x 16 bytes
- * of each row after the other, with two such pieces on their way, from before the wait for the previous kernel on. grid:
- * any, 8 warps a block. */
+/* At most N columns. A warp takes FLOAT_ROWS rows at a time, so that an input that was loaded serves several, 32 x 16
+ * bytes of each row after the other, with two such pieces on their way, from before the wait for the previous kernel
+ * on. grid: any, 8 warps a block. */
 #define FLOAT_ROWS 4
 struct float_place {
     s64 group;  /* of rows */
@@ -53,7 +53,8 @@ template <class F, int V, int N> struct float_warp {
         for (int r = 0; r < FLOAT_ROWS; r++) {
             w[r] = {};
             if (p.group < groups && column < (int)a.cols)
-                w[r] = load_weights16(a.part[0].w.at + (min(p.group * FLOAT_ROWS + r, last) * a.cols + column) * (16 / V));
+                w[r] =
+                    load_weights16(a.part[0].w.at + (min(p.group * FLOAT_ROWS + r, last) * a.cols + column) * (16 / V));
         }
     }
     /* Multiplies the piece at p, asks for the one at next. */

@@ -58,9 +58,9 @@ typedef struct hk_matvec_args {
 typedef struct hk_matmul_args {
     hk_step step;
     hk_part part[HK_MAX_PARTS];
-    const unsigned short *x; /* halves as hk_rows.cuh says */
-    const float *x_scale;    /* [tokens] what x must be multiplied by */
-    const float *x32;        /* the float kernels' input instead */
+    const unsigned short *x;  /* halves as hk_rows.cuh says */
+    const float *x_scale;     /* [tokens] what x must be multiplied by */
+    const float *x32;         /* the float kernels' input instead */
     long long cols, x_stride; /* of x: tokens of a chunk; of x32: values of a row */
     int n_parts, rows_are_outputs;
 } hk_matmul_args;

@@ -41,7 +41,7 @@ HK_FN void copy_bulk(u32 to, const void *from, u32 bytes, u32 barrier) {
 
 /* --- clusters --- */
 
-HK_FN u32 cluster_rank() {
+HK_FN u32 rank_in_cluster() {
     u32 r;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return r;

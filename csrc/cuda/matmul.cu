@@ -66,8 +66,7 @@ template <int BN, int KW> HK_FN void copy_chunk(const hk_matmul_args &a, u8 *sta
     copies_commit();
 }
 
-template <class F, int WN>
-HK_FN void multiply_chunk(warp_rows<F> &rows, int j, const u8 *x, float (&acc)[2][4 * WN]) {
+template <class F, int WN> HK_FN void multiply_chunk(warp_rows<F> &rows, int j, const u8 *x, float (&acc)[2][4 * WN]) {
     int lane = threadIdx.x & 31;
     u32 f[2][4][4];
 #pragma unroll

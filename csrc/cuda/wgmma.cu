@@ -32,7 +32,7 @@ template <class F, class S> HK_FN void matmul(const hk_matmul_args &a) {
     if (w.token0 >= w.n)
         return; /* all blocks of a cluster */
     int tile = blockIdx.x / S::CK, all_steps = ((int)a.cols + HK_STEP - 1) / HK_STEP;
-    w.rank = S::CK == 1 ? 0 : (int)cluster_rank();
+    w.rank = S::CK == 1 ? 0 : (int)rank_in_cluster();
     w.part = &a.part[part_of_tile(a, S::ROWS, tile)];
     w.row0 = tile * S::ROWS;
     w.steps = (all_steps - w.rank + S::CK - 1) / S::CK;

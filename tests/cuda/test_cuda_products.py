@@ -29,7 +29,7 @@ def quantise(gpu: Gpu, step: dict[str, int], x: int, n: int, cols: int) -> tuple
 
 
 def to_half(gpu: Gpu, step: dict[str, int], x: int, n: int, cols: int) -> tuple[int, int]:
-    stride, size = launches.half_sizes(n, cols)
+    stride, size = tiles.half_sizes(n, cols)
     half, scale = gpu.empty(size), gpu.empty(n * 4)
     gpu.run(launches.rows(step, n, cols, x=x, x_stride=cols, half=half, half_scale=scale, half_stride=stride))
     return half, scale
@@ -77,7 +77,7 @@ def test_matmul(gpu: Gpu, type_name: str, n: int, name: str) -> None:
         x[-1] *= 1e6  # would overflow a half
         step, at, out = gpu.step(n), gpu.put(x), gpu.empty(n * rows * 4)
         half = to_half(gpu, step, at, n, cols)
-        gpu.run(launches.matmul(type_name, step, [w.part(out, rows)], cols, n, half=half, tile=tile))
+        gpu.run(tiles.matmul(type_name, step, [w.part(out, rows)], cols, n, half=half, tile=tile))
         assert error(gpu.get(out, (n, rows)), x.astype(np.float64) @ w.weights.T) <= HALVES
 
 
@@ -100,7 +100,7 @@ def test_matmul_group(gpu: Gpu, type_name: str, name: str) -> None:
         wants.append(x.astype(np.float64) @ w.weights.T + bias + add[:, :rows])
         outs.append(out)
     half = to_half(gpu, step, at, n, cols)
-    gpu.run(launches.matmul(type_name, step, parts, cols, n, half=half, tile=tile))
+    gpu.run(tiles.matmul(type_name, step, parts, cols, n, half=half, tile=tile))
     for out, rows, want in zip(outs, sizes, wants, strict=True):
         assert error(gpu.get(out, (n, rows + 3))[:, :rows], want) <= HALVES
 
@@ -210,7 +210,7 @@ def test_fewer_tokens_than_the_launch_was_made_for(gpu: Gpu) -> None:
             codes = quantise(gpu, step, at, 8, cols)
             gpu.run(launches.matvec("Q4_0", step, [part], cols, quantised=codes))
         else:
-            gpu.run(launches.matmul("Q4_0", step, [part], cols, 64, half=to_half(gpu, step, at, 64, cols)))
+            gpu.run(tiles.matmul("Q4_0", step, [part], cols, 64, half=to_half(gpu, step, at, 64, cols)))
         y = gpu.get(out, (64, rows))
         assert error(y[:n], x[:n].astype(np.float64) @ w.weights.T) <= 3e-2
         assert np.isnan(y[n:]).all()

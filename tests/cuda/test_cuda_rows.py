@@ -8,7 +8,7 @@ import pytest
 from cuda_device import Gpu
 from cuda_formats import FORMATS, error, upload
 
-from hybridkern.kernels.cuda import launches
+from hybridkern.kernels.cuda import launches, tiles
 
 
 def in_order(chunks: npt.NDArray[np.float16]) -> npt.NDArray[np.float64]:
@@ -57,7 +57,7 @@ def test_rows_and_elements(gpu: Gpu, mode: str, normalise: bool) -> None:
         "number": 2.5,
         "rows_are_outputs": 1,
     }
-    stride, size = launches.half_sizes(n, width)
+    stride, size = tiles.half_sizes(n, width)
     out, half, scale = gpu.empty(n * (width + 4) * 4), gpu.empty(size), gpu.empty(4 * n)
     forms = {"half": half, "half_scale": scale, "half_stride": stride}
     if normalise:

@@ -97,7 +97,7 @@ class LaunchBuilder:
         if form == "half":
             half, n = self._place.form(x, "half"), self._count(x)
             tile = self._tile(w, parts, n)
-            one = launches.matmul(w.type, self._step, parts, w.cols, n, half=half, outputs=outputs, tile=tile)
+            one = tiles.matmul(w.type, self._step, parts, w.cols, n, half=half, outputs=outputs, tile=tile)
             self.made.append(one)
             return
         if LAYOUTS[w.type].is_float:
@@ -130,7 +130,7 @@ class LaunchBuilder:
         )
         self.made.append(one)
 
-    def _tile(self, w: Weight, parts: list[Struct], n: int) -> launches.Tile | None:
+    def _tile(self, w: Weight, parts: list[Struct], n: int) -> tiles.Tile | None:
         if not self._wgmma:
             return None
         return tiles.choose(w.type, [p["rows"] for p in parts], w.cols, n, self._processors)
@@ -145,7 +145,7 @@ class LaunchBuilder:
             fields["codes"], fields["meta"] = self._place.form(out, "codes")
         if "half" in forms:
             fields["half"], fields["half_scale"] = self._place.form(out, "half")
-            fields["half_stride"] = launches.half_sizes(self._count(out), out.width)[0]
+            fields["half_stride"] = tiles.half_sizes(self._count(out), out.width)[0]
         return fields
 
     def _add_form(self, f: Fused) -> None:

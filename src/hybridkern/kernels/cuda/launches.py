@@ -25,8 +25,6 @@ KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2}
 ROW_MODES = {"copy": 0, "silu": 1, "gelu_tanh": 2, "add": 3, "scale": 4, "softcap": 5, "select": 6}
 GLU = {None: 0, "silu": 1, "gelu_tanh": 2}
 ARGMAX_CHUNKS = 64
-STEP = 256  # columns that products go at a time
-STAGES = 3  # chunks of tokens on their way without wgmma
 Struct = dict[str, Any]
 
 
@@ -52,15 +50,15 @@ def home_of(function: str) -> str:
     return next((home for home in ("matvec", "matmul", "wgmma") if function.startswith(f"hk_{home}")), "rows")
 
 
-def _ceil(n: int, d: int) -> int:
+def ceil_div(n: int, d: int) -> int:
     return -(-n // d)
 
 
 def convert(type_name: str, raw: int, to: int, rows: int, cols: int) -> Launch:
     """Raw rows at `raw` into device layout."""
     args = a.pack(a.CONVERT, raw=raw, to=matrix(to), rows=rows, cols=cols)
-    records = _ceil(rows, TILE) * _ceil(cols, LAYOUTS[type_name].columns)
-    return Launch(f"hk_convert_{type_name.lower()}", (_ceil(records, 8), 1, 1), (256, 1, 1), 0, args)
+    records = ceil_div(rows, TILE) * ceil_div(cols, LAYOUTS[type_name].columns)
+    return Launch(f"hk_convert_{type_name.lower()}", (ceil_div(records, 8), 1, 1), (256, 1, 1), 0, args)
 
 
 def matrix(at: int) -> Struct:
@@ -84,7 +82,7 @@ def matvec_shape(types: Sequence[str], cols: int, few: bool, warps: int, ring: i
     """As csrc/cuda/matvec.cu lays it out. warps, ring (bytes of weights on their way): at most; limit: of memory."""
     slot = max(256 // LAYOUTS[t].columns * LAYOUTS[t].nbytes for t in types) + 8
     fixed = 8 * 2 * (4 if few else 1) * 32 * 4 + 8 * 4 + 16 + 32 * 4
-    padded = _ceil(cols, 256) * 256
+    padded = ceil_div(cols, 256) * 256
     column = 10 * cols if few else padded + sum(padded // 32 * LAYOUTS[t].meta for t in types)
     staged = few and fixed + column + 2 * warps * slot <= limit
     if staged or not few:
@@ -122,9 +120,9 @@ def matvec(
     shape = matvec_shape(types, cols, few, warps, ring, limit)
     codes, meta = quantised or (0, 0)
     n_first = len(parts) - (other[1] if other else 0)
-    tiles = [_ceil(p["rows"], TILE) for p in (parts[:1] if glu else parts)]
+    tiles = [ceil_div(p["rows"], TILE) for p in (parts[:1] if glu else parts)]
     first, second = sum(tiles[:n_first]), sum(tiles[n_first:])
-    grid = _ceil(min(processors, first + second), MATVEC_CLUSTER) * MATVEC_CLUSTER
+    grid = ceil_div(min(processors, first + second), MATVEC_CLUSTER) * MATVEC_CLUSTER
     args = a.pack(
         a.MATVEC,
         step=step,
@@ -164,96 +162,34 @@ def float_product(
     processors: int = 132,
 ) -> Launch:
     """A product of float weights, F32 or with few columns, with at most n columns of float32."""
-    args = _matmul_args(step, [part], cols, x_stride or cols, outputs, x32=x32)
+    args = matmul_args(step, [part], cols, x_stride or cols, outputs, x32=x32)
     if n > FEW:
-        return Launch("hk_matmul_f32", (_ceil(part["rows"], 64), _ceil(n, 64), 1), (256, 1, 1), 0, args)
+        return Launch("hk_matmul_f32", (ceil_div(part["rows"], 64), ceil_div(n, 64), 1), (256, 1, 1), 0, args)
     name = f"hk_matvec{'' if n == 1 else '8'}_{type_name.lower()}"
-    return Launch(name, (min(_ceil(part["rows"], 32), processors), 1, 1), (256, 1, 1), 0, args)
+    return Launch(name, (min(ceil_div(part["rows"], 32), processors), 1, 1), (256, 1, 1), 0, args)
 
 
-def _matmul_args(
+def matmul_args(
     step: Struct, parts: list[Struct], cols: int, x_stride: int, outputs: bool, **input: int
 ) -> np.ndarray[Any, Any]:
+    """The struct of a product with many columns or of float weights."""
     return a.pack(
         a.MATMUL, step=step, part=parts, n_parts=len(parts), cols=cols, x_stride=x_stride, rows_are_outputs=outputs,
         **input,
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A kernel of csrc/cuda/wgmma.cu.
-
-    tokens: of a tile; groups, along: groups of four warps along the rows and along K; steps, chunks: of weights and of
-    tokens on their way; split: blocks of a cluster that share out K."""
-
-    name: str
-    tokens: int
-    groups: int
-    along: int
-    steps: int
-    chunks: int
-    split: int = 1
-
-    @property
-    def threads(self) -> int:
-        """Of a block: those that multiply, and a warp that copies for every group along K; if registers go from
-        it to the others, four."""
-        groups = self.groups * self.along
-        return 128 * groups + (128 if self.tokens * groups == 512 else 32 * self.along)
-
-    def shared(self, type_name: str) -> int:
-        """Bytes of shared memory."""
-        layout = LAYOUTS[type_name]
-        step = TILE * (2 * STEP + 64) if layout.is_float else STEP // layout.columns * layout.nbytes
-        rings = self.chunks * self.tokens * 128 + self.steps * 4 * self.groups * step
-        return rings + 16 * (self.steps + self.chunks) + 4 * self.tokens
-
-
-def half_sizes(n: int, cols: int) -> tuple[int, int]:
-    """Tokens of a chunk, and bytes of the half form of n rows (csrc/cuda/hk_rows.cuh)."""
-    stride = _ceil(n, 8) * 8
-    return stride, _ceil(cols, STEP) * STEP * stride * 2
-
-
-def matmul(
-    type_name: str,
-    step: Struct,
-    parts: list[Struct],
-    cols: int,
-    n: int,
-    *,
-    half: tuple[int, int],
-    outputs: bool = False,
-    processors: int = 132,
-    tile: Tile | None = None,
-) -> Launch:
-    """Products of one input with at most n columns. half: its f16 form and scales; tile: of wgmma, where there is."""
-    x, scale = half
-    args = _matmul_args(step, parts, cols, half_sizes(n, cols)[0], outputs, x=x, x_scale=scale)
-    lower = type_name.lower()
-    if tile is not None:
-        tiles = sum(_ceil(p["rows"], 64 * tile.groups) for p in parts)
-        grid = (tiles * tile.split, _ceil(n, tile.tokens), 1)
-        return Launch(f"hk_wgmma{tile.name}_{lower}", grid, (tile.threads, 1, 1), tile.shared(type_name), args)
-    if n > 64:
-        grid = (sum(_ceil(p["rows"], 128) for p in parts), _ceil(n, 128), 1)
-        return Launch(f"hk_matmul_{lower}", grid, (256, 1, 1), STAGES * 128 * 128, args)
-    grid = (sum(_ceil(p["rows"], 32) for p in parts), _ceil(n, 32), 1)
-    return Launch(f"hk_matmul32_{lower}", grid, (128, 1, 1), STAGES * 4 * 32 * 128, args)
-
-
 def rows(step: Struct, n: int, width: int, mode: str = "copy", **fields: Any) -> Launch:
     """A row operation with norm and quantised forms; fields as in hk_rows_args."""
     args = a.pack(a.ROWS, step=step, width=width, mode=ROW_MODES[mode], **fields)
-    threads = min(512, max(64, _ceil(width // 4, 32) * 32))
+    threads = min(512, max(64, ceil_div(width // 4, 32) * 32))
     return Launch("hk_rows", (n, 1, 1), (threads, 1, 1), 0, args)
 
 
 def elements(step: Struct, n: int, width: int, mode: str, **fields: Any) -> Launch:
     """A row operation without norm and quantised forms, of any width."""
     args = a.pack(a.ROWS, step=step, width=width, mode=ROW_MODES[mode], **fields)
-    return Launch("hk_elements", (min(_ceil(width, 256), 256), n, 1), (256, 1, 1), 0, args)
+    return Launch("hk_elements", (min(ceil_div(width, 256), 256), n, 1), (256, 1, 1), 0, args)
 
 
 def embed(
@@ -284,7 +220,7 @@ def angles(step: Struct, n: int, half: int, **fields: Any) -> Launch:
 def heads(step: Struct, n: int, cache: Struct, streams: list[Struct]) -> Launch:
     """Norm, rotation and store of heads."""
     args = a.pack(a.HEADS, step=step, cache=cache, stream=streams, n_streams=len(streams))
-    return Launch("hk_heads", (_ceil(sum(s["n_heads"] for s in streams), 4), n, 1), (128, 1, 1), 0, args)
+    return Launch("hk_heads", (ceil_div(sum(s["n_heads"] for s in streams), 4), n, 1), (128, 1, 1), 0, args)
 
 
 def head_size(dim: int) -> int:
@@ -294,8 +230,8 @@ def head_size(dim: int) -> int:
 
 def decode_splits(n: int, n_head: int, n_kv: int, processors: int, max_tokens: int) -> int:
     """Between how many blocks the cache of a token is divided."""
-    tiles = n_kv * _ceil(n_head // n_kv, 16) * n
-    return max(1, min(_ceil(4 * processors, tiles), _ceil(max_tokens, 64)))
+    tiles = n_kv * ceil_div(n_head // n_kv, 16) * n
+    return max(1, min(ceil_div(4 * processors, tiles), ceil_div(max_tokens, 64)))
 
 
 def attend(step: Struct, n: int, cache: Struct, kv_type: str, *, splits: int = 1, **fields: Any) -> Launch:
@@ -304,9 +240,9 @@ def attend(step: Struct, n: int, cache: Struct, kv_type: str, *, splits: int = 1
     args = a.pack(a.ATTEND, step=step, cache=cache, splits=splits, **fields)
     group = fields["n_head"] // cache["n_kv"]
     if n <= FEW:
-        grid = (splits, cache["n_kv"] * _ceil(group, 16), n)
+        grid = (splits, cache["n_kv"] * ceil_div(group, 16), n)
         return Launch(f"hk_decode{size}_{kv_type}", grid, (128, 1, 1), 2 * (16 + 128) * (size + 8), args)
-    grid = (_ceil(n * group, 64), cache["n_kv"], 1)
+    grid = (ceil_div(n * group, 64), cache["n_kv"], 1)
     return Launch(f"hk_prefill{size}_{kv_type}", grid, (128, 1, 1), 2 * (64 + 128) * (size + 8), args)
 
 

@@ -1,14 +1,79 @@
-"""The kernels of csrc/cuda/wgmma.cu, and which of them serves a product."""
+"""Products with many columns: their launches, the kernels of csrc/cuda/wgmma.cu, and which of them serves one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .launches import STEP, Tile
-from .layout import LAYOUTS
+from .launches import Launch, Struct, ceil_div, matmul_args
+from .layout import LAYOUTS, TILE
 
+STEP = 256  # columns that products go at a time
+STAGES = 3  # chunks of tokens on their way without wgmma
 WGMMA_KERNEL = "hk_wgmma128_q4_k"  # is there if the images have code for warpgroups
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A kernel of csrc/cuda/wgmma.cu.
+
+    tokens: of a tile; groups, along: groups of four warps along the rows and along K; steps, chunks: of weights and of
+    tokens on their way; split: blocks of a cluster that share out K."""
+
+    name: str
+    tokens: int
+    groups: int
+    along: int
+    steps: int
+    chunks: int
+    split: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Of a block: those that multiply, and a warp that copies for every group along K; if registers go from
+        it to the others, four."""
+        groups = self.groups * self.along
+        return 128 * groups + (128 if self.tokens * groups == 512 else 32 * self.along)
+
+    def shared(self, type_name: str) -> int:
+        """Bytes of shared memory."""
+        layout = LAYOUTS[type_name]
+        step = TILE * (2 * STEP + 64) if layout.is_float else STEP // layout.columns * layout.nbytes
+        rings = self.chunks * self.tokens * 128 + self.steps * 4 * self.groups * step
+        return rings + 16 * (self.steps + self.chunks) + 4 * self.tokens
+
+
+def half_sizes(n: int, cols: int) -> tuple[int, int]:
+    """Tokens of a chunk, and bytes of the half form of n rows (csrc/cuda/hk_rows.cuh)."""
+    stride = ceil_div(n, 8) * 8
+    return stride, ceil_div(cols, STEP) * STEP * stride * 2
+
+
+def matmul(
+    type_name: str,
+    step: Struct,
+    parts: list[Struct],
+    cols: int,
+    n: int,
+    *,
+    half: tuple[int, int],
+    outputs: bool = False,
+    processors: int = 132,
+    tile: Tile | None = None,
+) -> Launch:
+    """Products of one input with at most n columns. half: its f16 form and scales; tile: of wgmma, where there is."""
+    x, scale = half
+    args = matmul_args(step, parts, cols, half_sizes(n, cols)[0], outputs, x=x, x_scale=scale)
+    lower = type_name.lower()
+    if tile is not None:
+        tiles = sum(ceil_div(p["rows"], 64 * tile.groups) for p in parts)
+        grid = (tiles * tile.split, ceil_div(n, tile.tokens), 1)
+        return Launch(f"hk_wgmma{tile.name}_{lower}", grid, (tile.threads, 1, 1), tile.shared(type_name), args)
+    if n > 64:
+        grid = (sum(ceil_div(p["rows"], 128) for p in parts), ceil_div(n, 128), 1)
+        return Launch(f"hk_matmul_{lower}", grid, (256, 1, 1), STAGES * 128 * 128, args)
+    grid = (sum(ceil_div(p["rows"], 32) for p in parts), ceil_div(n, 32), 1)
+    return Launch(f"hk_matmul32_{lower}", grid, (128, 1, 1), STAGES * 4 * 32 * 128, args)
 
 
 @dataclass(frozen=True)
