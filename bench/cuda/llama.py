@@ -90,6 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=int, default=32)
     parser.add_argument("--decode", action="store_true", help="no prefill")
+    parser.add_argument("--prefill", action="store_true", help="no decode")
     args = parser.parse_args()
     shape = Shape(args.blocks)
     pages = -(-CONTEXT // 128)
@@ -101,7 +102,7 @@ def main() -> None:
     took = time.perf_counter() - begin
     print(f"uploaded {shape.bytes / 1e9:.2f} GB in {took:.2f} s: {shape.bytes / took / 1e9:.1f} GB/s", flush=True)
     table = np.arange(pages, dtype=np.int32).reshape(1, pages)
-    for depth in (0, 512, 2048, 8192):
+    for depth in () if args.prefill else (0, 512, 2048, 8192):
         s = seconds(tape, table, 1, depth, 100)
         print(f"decode at {depth:5d}: {s * 1e3:.3f} ms, {1 / s:.0f} t/s, {len(tape.launches(1))} launches", flush=True)
     for n in () if args.decode else (8, 32, 128, 512, 2048):

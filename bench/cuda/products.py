@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pycuda.driver as cuda
 
-from hybridkern.kernels.cuda import launches
+from hybridkern.kernels.cuda import launches, tiles
 from hybridkern.kernels.cuda.driver import Event, Graph, Kernels, Memory, Stream, attribute
 from hybridkern.kernels.cuda.launches import MATVEC_RING, MATVEC_WARPS, Launch
 from hybridkern.kernels.cuda.layout import LAYOUTS, device_bytes
@@ -90,7 +90,7 @@ def matvec(
     for at in rotating(b, type_name, rows, cols, 1200 << 20):
         group = [part(at, rows, s + (64 << 20))]
         if LAYOUTS[type_name].is_float:
-            one = launches.matmul(type_name, step, group[0], cols, n, x32=s, x_stride=cols)
+            one = launches.float_product(type_name, step, group[0], cols, n, x32=s)
         else:
             one = launches.matvec(
                 type_name, step, group, cols, x=s, norm=s, normalise=cols <= 8192, eps=1e-5,
@@ -101,17 +101,19 @@ def matvec(
     return len(made) * device_bytes(type_name, rows, cols) / b.time(made) / 1e9
 
 
-def matmul(b: Bench, type_name: str, rows: int, cols: int, n: int) -> float:
-    """TFLOP/s."""
+def matmul(b: Bench, type_name: str, rows: int, cols: int, n: int, mma: bool) -> float:
+    """Seconds. mma: without wgmma."""
     step = b.step(n)
     s = b.scratch.address
-    made = [
-        launches.matmul(
-            type_name, step, part(p, rows, s + (256 << 20)), cols, n, half=(s, s + (128 << 20)), x_stride=cols, x32=s
-        )
-        for p in rotating(b, type_name, rows, cols, 600 << 20)[:12]
-    ]
-    return 2.0 * rows * cols * n * len(made) / b.time(made) / 1e12
+    made = []
+    for p in rotating(b, type_name, rows, cols, 600 << 20)[:12]:
+        one = part(p, rows, s + (256 << 20))
+        if type_name == "F32":
+            made.append(launches.float_product(type_name, step, one, cols, n, x32=s))
+            continue
+        tile = None if mma else tiles.choose(type_name, [rows], cols, n, b.processors)
+        made.append(tiles.matmul(type_name, step, [one], cols, n, half=(s, s + (128 << 20)), tile=tile))
+    return b.time(made) / len(made)
 
 
 def main() -> int:
@@ -120,6 +122,7 @@ def main() -> int:
     parser.add_argument("--formats", default=",".join(LAYOUTS))
     parser.add_argument("--sweep", action="store_true", help="warps and bytes on their way")
     parser.add_argument("--many", action="store_true", help="products with many columns")
+    parser.add_argument("--mma", action="store_true", help="these without wgmma")
     args = parser.parse_args()
     formats = args.formats.split(",")
     cuda.init()
@@ -132,9 +135,12 @@ def main() -> int:
             row = [f"{matvec(b, f, *shape, 1, warps, ring << 10):6.0f}" for shape in SHAPES]
             print(f"{f:7s} {warps:2d} warps {ring:3d} KiB, {shapes}: {' '.join(row)}", flush=True)
     elif args.many:
-        print("TFLOP/s, 11008x4096, n = 32, 512, 2048", flush=True)
+        print(f"{shapes}: us with 32, 64, 128 columns | TFLOP/s with 512, 2048", flush=True)
+        mma = args.mma or not b.kernels.has(tiles.WGMMA_KERNEL)
         for f in formats:
-            print(f"{f:7s} {' '.join(f'{matmul(b, f, 11008, 4096, n):6.1f}' for n in (32, 512, 2048))}", flush=True)
+            few = [f"{1e6 * matmul(b, f, *shape, n, mma):6.1f}" for n in (32, 64, 128) for shape in SHAPES]
+            many = [2e-12 * r * c * n / matmul(b, f, r, c, n, mma) for n in (512, 2048) for r, c in SHAPES]
+            print(f"{f:7s} {' '.join(few)} | {' '.join(f'{x:6.0f}' for x in many)}", flush=True)
     else:
         print(f"GB/s, 1 column: {shapes} | 2, 8 columns: 4096x11008", flush=True)
         for f in formats:

@@ -28,9 +28,9 @@ HK_FN void floats_of(const unit_bf16 *, const u32x4 &w, float (&v)[8]) {
         v[i] = __uint_as_float(i & 1 ? w.v[i >> 1] & 0xFFFF0000u : w.v[i >> 1] << 16);
 }
 
-/* At most N columns. A warp takes FLOAT_ROWS rows at a time, so that an input that was loaded serves several, 32 x 16 bytes
- * of each row after the other, with two such pieces on their way, from before the wait for the previous kernel on. grid:
- * any, 8 warps a block. */
+/* At most N columns. A warp takes FLOAT_ROWS rows at a time, so that an input that was loaded serves several, 32 x 16
+ * bytes of each row after the other, with two such pieces on their way, from before the wait for the previous kernel
+ * on. grid: any, 8 warps a block. */
 #define FLOAT_ROWS 4
 struct float_place {
     s64 group;  /* of rows */
@@ -48,12 +48,13 @@ template <class F, int V, int N> struct float_warp {
     }
     __device__ __forceinline__ void load(const float_place &p, u32x4 (&w)[FLOAT_ROWS]) const {
         int column = p.column + lane * V;
-        s64 last = a.part.rows - 1;
+        s64 last = a.part[0].rows - 1;
 #pragma unroll
         for (int r = 0; r < FLOAT_ROWS; r++) {
             w[r] = {};
             if (p.group < groups && column < (int)a.cols)
-                w[r] = load_weights16(a.part.w.at + (min(p.group * FLOAT_ROWS + r, last) * a.cols + column) * (16 / V));
+                w[r] =
+                    load_weights16(a.part[0].w.at + (min(p.group * FLOAT_ROWS + r, last) * a.cols + column) * (16 / V));
         }
     }
     /* Multiplies the piece at p, asks for the one at next. */
@@ -88,8 +89,8 @@ template <class F, int V, int N> struct float_warp {
 #pragma unroll
             for (int r = 0; r < FLOAT_ROWS; r++) {
                 float y = warp_sum(acc[j][r]);
-                if (lane == r && p.group * FLOAT_ROWS + r < a.part.rows)
-                    store_sum(a.part, j, p.group * FLOAT_ROWS + r, y);
+                if (lane == r && p.group * FLOAT_ROWS + r < a.part[0].rows)
+                    store_sum(a.part[0], j, p.group * FLOAT_ROWS + r, y);
                 acc[j][r] = 0;
             }
         }
@@ -100,7 +101,7 @@ template <class F, int V, int N> HK_FN void float_matvec(const hk_matmul_args &a
     float_warp<F, V, N> w = {a};
     w.lane = threadIdx.x & 31;
     w.stride = (s64)gridDim.x * 8;
-    w.groups = (a.part.rows + FLOAT_ROWS - 1) / FLOAT_ROWS;
+    w.groups = (a.part[0].rows + FLOAT_ROWS - 1) / FLOAT_ROWS;
     u32x4 even[FLOAT_ROWS], odd[FLOAT_ROWS];
     float_place p = {(s64)blockIdx.x * 8 + (threadIdx.x >> 5), 0}, q = w.behind(p);
     w.load(p, even);
@@ -137,13 +138,13 @@ HK_KERNEL hk_matmul_f32(const __grid_constant__ hk_matmul_args a) {
     if (token0 >= n)
         return;
     int tr = threadIdx.x & 15, tt = threadIdx.x >> 4;
-    const float *weights = (const float *)a.part.w.at;
+    const float *weights = (const float *)a.part[0].w.at;
     float acc[4][4] = {};
     for (s64 k = 0; k < a.cols; k += 16) {
         for (int i = threadIdx.x; i < 1024; i += 256) {
             int r = i >> 4, c = i & 15;
             bool in = k + c < a.cols;
-            w[c][r] = in && row0 + r < a.part.rows ? weights[(row0 + r) * a.cols + k + c] : 0;
+            w[c][r] = in && row0 + r < a.part[0].rows ? weights[(row0 + r) * a.cols + k + c] : 0;
             x[c][r] = in && token0 + r < n ? load_fresh(a.x32 + (token0 + r) * a.x_stride + k + c) : 0;
         }
         __syncthreads();
@@ -161,7 +162,7 @@ HK_KERNEL hk_matmul_f32(const __grid_constant__ hk_matmul_args a) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             int t = token0 + tt + 16 * i, r = row0 + tr + 16 * j;
-            if (t < n && r < a.part.rows)
-                store_sum(a.part, t, r, acc[i][j]);
+            if (t < n && r < a.part[0].rows)
+                store_sum(a.part[0], t, r, acc[i][j]);
         }
 }

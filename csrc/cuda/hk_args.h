@@ -57,12 +57,12 @@ typedef struct hk_matvec_args {
 
 typedef struct hk_matmul_args {
     hk_step step;
-    hk_part part;
-    const unsigned short *x; /* f16 [tokens][cols] */
-    const float *x_scale;    /* [tokens] what x must be multiplied by */
-    const float *x32;        /* the float kernel's input instead */
-    long long cols, x_stride;
-    int rows_are_outputs, pad;
+    hk_part part[HK_MAX_PARTS];
+    const unsigned short *x;  /* halves as hk_rows.cuh says */
+    const float *x_scale;     /* [tokens] what x must be multiplied by */
+    const float *x32;         /* the float kernels' input instead */
+    long long cols, x_stride; /* of x: tokens of a chunk; of x32: values of a row */
+    int n_parts, rows_are_outputs;
 } hk_matmul_args;
 
 enum { HK_ROW_COPY, HK_ROW_GLU_SILU, HK_ROW_GLU_GELU_TANH, HK_ROW_ADD, HK_ROW_SCALE, HK_ROW_SOFTCAP, HK_ROW_SELECT };
@@ -76,6 +76,7 @@ typedef struct hk_rows_args {
     unsigned char *meta;
     unsigned short *half; /* f16 and its scale, or NULL */
     float *half_scale;
+    long long half_stride; /* tokens of a chunk */
     long long width, x_stride, y_stride, add_stride, out_stride;
     int mode, rows_are_outputs, normalise;
     float eps, number;

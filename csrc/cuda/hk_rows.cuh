@@ -95,4 +95,15 @@ HK_FN u32x2 quantise_eight(const float (&v)[8], float &scale, s32 (&sums)[2]) {
     return w;
 }
 
+/* Stores columns 4 i .. 4 i + 3 of token t as halves; stride: tokens of a chunk. Inside a unit of 32 columns, place
+ * 16 s + 8 h + 2 q + e holds column 8 q + 4 s + 2 h + e: what lane q of a quad needs for its weights (hk_unit.cuh). The
+ * 16-byte pieces of a token's 128 bytes lie in the order p ^ (t % 8): the 128-byte swizzle of wgmma, with which
+ * ldmatrix too touches all banks once. */
+HK_FN void store_half_quad(u16 *half, s64 stride, s64 i, int t, u32 first, u32 second) {
+    int q = (int)(i >> 1) & 3, piece = (int)(4 * (i >> 3 & 1) + 2 * (i & 1));
+    u8 *row = (u8 *)half + ((i >> 4) * stride + t) * 128 + 4 * q;
+    *(u32 *)(row + ((piece ^ (t & 7)) << 4)) = first;
+    *(u32 *)(row + (((piece + 1) ^ (t & 7)) << 4)) = second;
+}
+
 #endif

@@ -1,213 +1,159 @@
-/* Products with many columns on the tensor cores: weights become halves in registers, activations come as halves.
+/* Products with many columns on the matrix instructions that every GPU since Turing has. (Hopper: wgmma.cu.)
  *
- * A block computes 128 rows x 128 tokens in chunks of 128 along K or, for few tokens, 32 rows x 32 tokens with K shared
- * out between its 4 warps: such products are bound by memory and by latency, and need many blocks. A warp owns 32 rows
- * (two m16 tiles) and WN * 8 tokens. The order of K inside a chunk is free as long as both operands agree, so it is
- * chosen for the weights: lane t of a quad (t = lane % 4) holds whole unit t of the chunk, with its own scale, and
- * gives weights 4s .. 4s + 3 of it to step s of 8. Weights therefore go from memory to fragments without shared memory,
- * one chunk ahead. A lane's activations for two steps are the 16 bytes at 32 t + 8 j of a token's chunk.
+ * A block computes 128 rows x 128 tokens or, for few tokens, 32 rows x 32 tokens with K shared out between its 4 warps:
+ * such products are bound by memory and by latency, and need many blocks. A warp owns 32 rows (two m16 tiles) and WN *
+ * 8 tokens. Weights go from memory to fragments without shared memory, a step of 256 columns at a time; the next step
+ * is on its way into L2 meanwhile. Tokens are copied asynchronously in chunks of 64 columns, STAGES deep, as they lie.
  *
- * Activations are copied asynchronously, STAGES deep: a token's chunk is 256 bytes in 16 pieces, piece j of unit t
- * lying at 4 t + (j ^ (t / 2 + 2 (token % 2))): the 8 lanes of a quarter warp then touch all banks once.
- *
- * A weight is (code - zero) * s + m in half precision: 1024 + code is exact in a half, so is the difference; s and m
- * are rounded once and carried 64-fold, against subnormals. Sums are f32. Dequantising to int8 instead would need a
- * flush of the integer sums every 16 or 32 k, which costs more than the halved matrix rate on the chips that matter
- * first.
+ * Dequantising to int8 instead would need a flush of the integer sums every 16 or 32 k, which costs more than the
+ * halved matrix rate on the chips that matter first.
  */
-#include "hk_rows.cuh"
-#include "hk_unit.cuh"
+#include "hk_halves.cuh"
 
-#define STAGES  3
-#define CHUNK   128
-#define CARRIED 64.0f
+#define STAGES 3
 
-/* One row's share of a chunk: a unit, and its scales as pairs of halves. */
-template <class F> struct row_unit {
-    F raw;
-    u32 s0, m0, s1, m1;
-};
+HK_FN void prefetch_l2(const u8 *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-HK_FN u32 twice(float x) { return pack_half2(x, x); }
+/* The rows that a warp multiplies. Rows beyond the end stand for the last ones. */
+template <class F> struct warp_rows {
+    typedef typename step_type<F>::type W;
+    W w[2];
+    const u8 *at[2][2];
+    s64 cols;
 
-/* Loads a row's unit of a chunk. Beyond the last unit the scales are 0. */
-template <class F> HK_FN void prepare(row_unit<F> &w, u32 unit, bool valid) {
-    unit_scale c = F::scale(w.raw, unit);
-    float k = valid ? CARRIED : 0;
-    w.s0 = twice(c.s0 * k);
-    w.m0 = twice(c.m0 * k);
-    w.s1 = F::TWO_SCALES ? twice(c.s1 * k) : w.s0;
-    w.m1 = F::TWO_SCALES ? twice(c.m1 * k) : w.m0;
-}
-HK_FN void prepare(row_unit<unit_f16> &w, u32, bool valid) { w.s0 = valid ? ~0u : 0; }
-HK_FN void prepare(row_unit<unit_bf16> &w, u32, bool valid) { w.s0 = valid ? ~0u : 0; }
-
-/* The four halves of group g. */
-template <class F> HK_FN void group_halves(const row_unit<F> &w, int g, u32 &lo, u32 &hi) {
-    u32 codes = F::group(w.raw, g), zero = F::SIGNED ? 0x64806480u : 0x64006400u + 0x10001u * F::ZERO;
-    if (F::SIGNED)
-        codes ^= 0x80808080u;
-    u32 s = g < 4 ? w.s0 : w.s1, m = g < 4 ? w.m0 : w.m1;
-    lo = half2_sub(permute(codes, 0x64646464u, 0x4140u), zero);
-    hi = half2_sub(permute(codes, 0x64646464u, 0x4342u), zero);
-    lo = F::HAS_MIN ? half2_fma(lo, s, m) : half2_mul(lo, s);
-    hi = F::HAS_MIN ? half2_fma(hi, s, m) : half2_mul(hi, s);
-}
-HK_FN void group_halves(const row_unit<unit_f16> &w, int g, u32 &lo, u32 &hi) {
-    lo = unit_f16::pair(w.raw, 2 * g) & w.s0;
-    hi = unit_f16::pair(w.raw, 2 * g + 1) & w.s0;
-}
-HK_FN u32 bf16_pair_to_half(u32 p) { return pack_half2(__uint_as_float(p << 16), __uint_as_float(p & 0xFFFF0000u)); }
-HK_FN void group_halves(const row_unit<unit_bf16> &w, int g, u32 &lo, u32 &hi) {
-    lo = bf16_pair_to_half(unit_f16::pair(w.raw, 2 * g) & w.s0);
-    hi = bf16_pair_to_half(unit_f16::pair(w.raw, 2 * g + 1) & w.s0);
-}
-template <class F> struct carried {
-    static constexpr float value = CARRIED;
-};
-template <> struct carried<unit_f16> {
-    static constexpr float value = 1;
-};
-template <> struct carried<unit_bf16> {
-    static constexpr float value = 1;
-};
-
-template <class F> HK_FN void load_rows(const hk_matmul_args &a, int row0, u32 unit, u32 units, F (&raw)[4]) {
-    u32 u = unit < units ? unit : units - 1;
+    __device__ __forceinline__ warp_rows(const hk_matmul_args &a, const hk_part &p, int row0, int lane) : cols(a.cols) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int row = min(row0 + 8 * i, (int)a.part.rows - 1);
-        F::load(raw[i], a.part.w, (u32)row * units + u);
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                if constexpr (W::STAYS)
+                    at[i][r] = p.w.at + 2 * cols * min(row0 + 16 * i + 8 * r + (lane >> 2), (int)p.rows - 1);
+                else
+                    at[i][r] = record_of<F>(p.w, cols, min(row0 / 16 + i, ((int)p.rows + 15) / 16 - 1), 0);
+            }
     }
-}
+    __device__ __forceinline__ void load(int step, int lane) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if constexpr (W::STAYS) {
+                w[i].load(at[i][0] + 2 * HK_STEP * step, at[i][1] + 2 * HK_STEP * step, (int)cols / 32 - 8 * step,
+                          lane);
+            } else {
+                int records = ((int)cols + F::COLUMNS - 1) / F::COLUMNS - step * W::RECORDS;
+                w[i].load(at[i][0] + (s64)step * W::BYTES, records, lane);
+            }
+        }
+    }
+    /* The lines of a step that exists. */
+    __device__ __forceinline__ void prefetch(int step, int lane) const {
+        if constexpr (!W::STAYS) {
+            int left = ((int)cols + F::COLUMNS - 1) / F::COLUMNS * F::BYTES - step * W::BYTES;
+            for (int i = 0; i < 2; i++)
+                for (int b = 128 * lane; b < min(left, W::BYTES); b += 4096)
+                    prefetch_l2(at[i][0] + (s64)step * W::BYTES + b);
+        }
+    }
+};
 
-/* Starts the copy of BN tokens' next KW chunks into a stage, [KW][BN][256 bytes]. */
-template <int BN, int KW> HK_FN void copy_chunks(const hk_matmul_args &a, u8 *stage, int token0, int n, int step) {
-    for (int i = threadIdx.x; i < BN * 16 * KW; i += blockDim.x) {
-        int piece = i & 15, w = i >> 4 & (KW - 1), token = i / (16 * KW), t = piece >> 2, j = piece & 3;
-        int k = (step * KW + w) * CHUNK + piece * 8, to = 4 * t + (j ^ (t >> 1 | (token & 1) << 1));
-        bool in = token0 + token < n && k < (int)a.cols;
-        const u16 *from = in ? a.x + (s64)(token0 + token) * a.x_stride + k : a.x;
-        copy16_async(stage + (w * BN + token) * 256 + to * 16, from, in);
+/* Starts the copy of chunk c % 4 of KW steps into a stage, [KW][BN][128 bytes]. */
+template <int BN, int KW> HK_FN void copy_chunk(const hk_matmul_args &a, u8 *stage, int token0, int steps, int c) {
+    for (int i = threadIdx.x; i < KW * BN * 8; i += blockDim.x) {
+        int w = i / (BN * 8), token = i / 8 % BN, step = (c >> 2) * KW + w;
+        bool in = step < steps && token0 + token < (int)a.x_stride;
+        s64 from = (s64)(4 * step + (c & 3)) * a.x_stride + token0 + token;
+        copy16_async(stage + 16 * i, (const u8 *)a.x + (in ? 128 * from + 16 * (i & 7) : 0), in);
     }
     copies_commit();
 }
 
-template <class F, int WN> HK_FN void multiply_chunk(const row_unit<F> (&w)[4], const u8 *x, float (&acc)[2][WN][4]) {
-    int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+template <class F, int WN> HK_FN void multiply_chunk(warp_rows<F> &rows, int j, const u8 *x, float (&acc)[2][4 * WN]) {
+    int lane = threadIdx.x & 31;
+    u32 f[2][4][4];
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        u32 f[2][2][4]; /* step, tile: rows g and g + 8 of the tile */
+    for (int i = 0; i < 2; i++)
+        rows.w[i].fragments(j, lane, f[i]);
 #pragma unroll
-        for (int s = 0; s < 2; s++)
+    for (int u = 0; u < 2; u++)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                group_halves(w[i], 2 * j + s, f[s][i >> 1][i & 1], f[s][i >> 1][2 + (i & 1)]);
-        const u8 *p = x + g * 256 + (4 * t + (j ^ (t >> 1 | (g & 1) << 1))) * 16;
-        u32x4 v[WN];
+        for (int b = 0; b < WN; b++) {
+            u32 v[4];
+            load_matrices(v, x + (8 * b + (lane & 7)) * 128 + (((4 * u + (lane >> 3)) ^ (lane & 7)) << 4));
 #pragma unroll
-        for (int b = 0; b < WN; b++)
-            v[b] = *(const u32x4 *)(p + b * 8 * 256);
-#pragma unroll
-        for (int s = 0; s < 2; s++) /* outermost: no sum is needed again before 2 WN others */
-#pragma unroll
-            for (int b = 0; b < WN; b++)
+            for (int k = 0; k < 2; k++)
 #pragma unroll
                 for (int i = 0; i < 2; i++)
-                    mma_f16(acc[i][b], f[s][i], v[b].v[2 * s], v[b].v[2 * s + 1]);
-    }
-}
-
-template <class F, int WN>
-HK_FN void store_tile(const hk_matmul_args &a, int row0, int token0, int n, float (&acc)[2][WN][4]) {
-    int t = threadIdx.x & 3;
-#pragma unroll
-    for (int b = 0; b < WN; b++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            int token = token0 + 8 * b + 2 * t + e;
-            if (token >= n)
-                continue;
-            float scale = load_fresh(a.x_scale + token) * (1.0f / carried<F>::value);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int row = row0 + 8 * i;
-                if (row >= (int)a.part.rows)
-                    continue;
-                float y = acc[i >> 1][b][2 * (i & 1) + e] * scale;
-                if (a.part.bias)
-                    y += a.part.bias[row];
-                if (a.part.add)
-                    y += load_fresh(a.part.add + token * a.part.add_stride + row);
-                a.part.out[token * a.part.out_stride + row] = y;
-            }
+                    mma_f16(*(float (*)[4])(acc[i] + 4 * b), f[i][2 * u + k], v[2 * k], v[2 * k + 1]);
         }
 }
 
 /* Adds the sums of the KW warps that shared a tile's K, in their order, into the first one's. */
-template <int WN, int KW> HK_FN void add_warps(float (&acc)[2][WN][4], float *shared) {
+template <int N, int KW> HK_FN void add_warps(float (&acc)[2][N], float *shared) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     copies_wait<0>();
     __syncthreads();
-    float *mine = shared + (warp - 1) * 2 * WN * 4 * 32 + lane;
+    float *mine = shared + (warp - 1) * 2 * N * 32 + lane;
 #pragma unroll
-    for (int i = 0; i < 2 * WN * 4; i++)
+    for (int i = 0; i < 2 * N; i++)
         if (warp)
-            mine[32 * i] = acc[i / (4 * WN)][i / 4 % WN][i % 4];
+            mine[32 * i] = acc[i / N][i % N];
     __syncthreads();
-    if (warp)
-        return;
 #pragma unroll
     for (int w = 1; w < KW; w++)
 #pragma unroll
-        for (int i = 0; i < 2 * WN * 4; i++)
-            acc[i / (4 * WN)][i / 4 % WN][i % 4] += shared[(w - 1) * 2 * WN * 4 * 32 + 32 * i + lane];
+        for (int i = 0; i < 2 * N; i++)
+            acc[i / N][i % N] += shared[(w - 1) * 2 * N * 32 + 32 * i + lane]; /* of use to the first warp */
 }
 
-/* A block's warps: MW along the rows, NW along the tokens, KW along K. grid (row tiles, token tiles). */
+/* A block's warps: MW along the rows, NW along the tokens, KW along K. grid (row tiles of all parts, token tiles). */
 template <class F, int WN, int MW, int NW, int KW> HK_FN void matmul(const hk_matmul_args &a) {
     extern __shared__ __align__(128) u8 shared[];
-    constexpr int BN = 8 * WN * NW, STAGE = BN * 256 * KW;
+    constexpr int BN = 8 * WN * NW, STAGE = BN * 128 * KW;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     int wm = warp % MW, wn = warp / MW % NW, wk = warp / (MW * NW);
-    int row0 = (blockIdx.x * MW + wm) * 32 + (lane >> 2), token0 = blockIdx.y * BN;
-    u32 units = (u32)a.cols / 32, unit = 4 * wk + (lane & 3);
-    int steps = ((int)a.cols + CHUNK * KW - 1) / (CHUNK * KW);
+    int tile = blockIdx.x, token0 = blockIdx.y * BN;
+    const hk_part &p = a.part[part_of_tile(a, 32 * MW, tile)];
+    int row0 = (tile * MW + wm) * 32, steps = ((int)a.cols + HK_STEP - 1) / HK_STEP, turns = (steps + KW - 1) / KW;
     allow_next();
-    F raw[4];
-    load_rows(a, row0, unit, units, raw);
+    warp_rows<F> rows(a, p, row0, lane);
+    rows.load(min(wk, steps - 1), lane);
     wait_for_previous();
     int n = a.step.counts[a.rows_are_outputs];
     if (token0 >= n)
         return;
     for (int c = 0; c < STAGES - 1; c++)
-        if (c < steps)
-            copy_chunks<BN, KW>(a, shared + c * STAGE, token0, n, c);
-        else
-            copies_commit();
-    float acc[2][WN][4] = {};
-    for (int c = 0; c < steps; c++, unit += 4 * KW) {
-        copies_wait<STAGES - 2>();
-        __syncthreads();
-        row_unit<F> w[4];
+        copy_chunk<BN, KW>(a, shared + c * STAGE, token0, steps, c);
+    float acc[2][4 * WN] = {};
+    for (int turn = 0, c = 0; turn < turns; turn++) {
+        int step = turn * KW + wk;
+        if (turn)
+            rows.load(min(step, steps - 1), lane);
+        if (step + KW < steps)
+            rows.prefetch(step + KW, lane);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            w[i].raw = raw[i];
-            prepare(w[i], unit, unit < units);
+        for (int j = 0; j < 4; j++, c++) {
+            copies_wait<STAGES - 2>();
+            __syncthreads();
+            int next = c + STAGES - 1;
+            if (next < 4 * turns)
+                copy_chunk<BN, KW>(a, shared + next % STAGES * STAGE, token0, steps, next);
+            else
+                copies_commit();
+            multiply_chunk<F, WN>(rows, j, shared + c % STAGES * STAGE + (wk * BN + wn * WN * 8) * 128, acc);
         }
-        if (c + 1 < steps)
-            load_rows(a, row0, unit + 4 * KW, units, raw);
-        int next = c + STAGES - 1;
-        if (next < steps)
-            copy_chunks<BN, KW>(a, shared + next % STAGES * STAGE, token0, n, next);
-        else
-            copies_commit();
-        multiply_chunk<F, WN>(w, shared + c % STAGES * STAGE + (wk * BN + wn * WN * 8) * 256, acc);
     }
     if (KW > 1)
-        add_warps<WN, KW>(acc, (float *)shared);
-    if (wk == 0)
-        store_tile<F, WN>(a, row0, token0 + wn * WN * 8, n, acc);
+        add_warps<4 * WN, KW>(acc, (float *)shared);
+    copies_wait<0>();
+    __syncthreads();
+    float *scales = (float *)shared;
+    for (int i = threadIdx.x; i < BN; i += blockDim.x)
+        scales[i] = token0 + i < n ? load_fresh(a.x_scale + token0 + i) * (1.0f / step_type<F>::type::CARRIED) : 0;
+    __syncthreads();
+    if (wk)
+        return;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        store_blocks<WN>(p, row0 + 16 * i + (lane >> 2), token0 + wn * WN * 8, n, scales + wn * WN * 8, acc[i]);
 }
 
 #define HK_MATMUL(lower)                                                                                               \

@@ -71,7 +71,8 @@ HK_KERNEL hk_rows(const __grid_constant__ hk_rows_args a) {
     float down = half_exponent(peak), up = 1.0f / down;
     if (a.half && thread == 0)
         a.half_scale[t] = down;
-    for (s64 base = 0; base < quads; base += n_threads) {
+    s64 end = a.half ? (quads + 63) / 64 * 64 : quads;
+    for (s64 base = 0; base < end; base += n_threads) {
         s64 i = base + thread;
         float v[4] = {0, 0, 0, 0};
         bool in = i < quads;
@@ -86,11 +87,10 @@ HK_KERNEL hk_rows(const __grid_constant__ hk_rows_args a) {
             }
             if (a.out)
                 *(f32x4 *)(a.out + t * a.out_stride + 4 * i) = {{v[0], v[1], v[2], v[3]}};
-            if (a.half) {
-                u32x2 h = {{pack_half2(v[0] * up, v[1] * up), pack_half2(v[2] * up, v[3] * up)}};
-                *(u32x2 *)(a.half + t * a.width + 4 * i) = h;
-            }
         }
+        if (a.half && i < end)
+            store_half_quad(a.half, a.half_stride, i, t, pack_half2(v[0] * up, v[1] * up),
+                            pack_half2(v[2] * up, v[3] * up));
         if (a.codes)
             quantise_quad(v, i, a.width, t, a.codes, a.meta, in);
     }

@@ -96,6 +96,13 @@ class Gpu:
             self._functions[name] = self._modules[home_of(name)].get_function(name)
         return self._functions[name]
 
+    def has(self, name: str) -> bool:
+        """Whether the images have a kernel for this device."""
+        try:
+            return self.function(name) is not None
+        except self.cuda.LogicError:
+            return False
+
     def run(self, *launches: Launch) -> None:
         """One after the other, and wait."""
         for one in launches:

@@ -30,7 +30,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
     if compiler is None:
         pytest.skip("no g++")
     made = tmp_path_factory.mktemp("layout") / "on_host.so"
-    sources = [str(HERE / "host" / f"{name}_on_host.cpp") for name in ("layout", "step")]
+    sources = [str(HERE / "host" / f"{name}_on_host.cpp") for name in ("layout", "step", "halves")]
     options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
     subprocess.run([compiler, *options, *sources, "-o", str(made)], check=True)
     return c.CDLL(str(made))
@@ -81,6 +81,25 @@ def test_steps_of_a_product(library: Any, type_name: str, n: int) -> None:
         )
         seen = (codes * scales[..., None].astype(np.float64)).reshape(n, cols)
         assert error(y, seen @ weights.T) <= 1e-6
+
+
+@pytest.mark.parametrize("n", [3, 16])
+@pytest.mark.parametrize("type_name", QUANTISED)
+def test_halves_of_a_product(library: Any, type_name: str, n: int) -> None:
+    """The same with weights and input as halves, with bias, and added in place; NaN wherever the input has no row."""
+    for rows, cols in ((19, 512), *([(35, 288)] if LAYOUTS[type_name].columns == 64 else [])):
+        rng = np.random.default_rng(n)
+        raw, weights = random_matrix(rng, type_name, rows, cols, 1.0)
+        at, _ = converted(library, type_name, raw, rows, cols)
+        x = rng.standard_normal((n, cols)).astype(np.float16).astype(np.float32)
+        scales = 2.0 ** rng.integers(-3, 4, n).astype(np.float32)
+        bias, add = (50 * rng.standard_normal(size).astype(np.float32) for size in (rows, (n, rows)))
+        y = np.concatenate([add, np.full((13, rows), np.nan, np.float32)])
+        kind, size = c.c_int(GGMLQuantizationType[type_name].value), (c.c_int64(rows), c.c_int64(cols))
+        inputs = pointer(x), c.c_int(n), pointer(scales), pointer(bias)
+        assert library.halves_on_host(kind, pointer(at), *size, *inputs, pointer(y)) == 0
+        assert error(y[:n], (x.astype(np.float64) @ weights.T) * scales[:, None] + bias + add) <= 1e-3
+        assert np.isnan(y[n:]).all()
 
 
 @pytest.mark.parametrize("type_name", list(LAYOUTS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ class FakeDevice:
 
     processors, block_memory, kernels, early, handle, capability = 132, 227 << 10, None, True, 1, (9, 0)
 
-    def __init__(self) -> None:
-        self.stream = self
+    def __init__(self, wgmma: bool = False) -> None:
+        self.stream, self.wgmma = self, wgmma
 
     def capture(self, *args: Any) -> FakeDevice:
         return self
@@ -61,14 +62,14 @@ class FakeDevice:
     def launch(self, *args: Any, **options: Any) -> None: ...
 
 
-def tape_of(monkeypatch: pytest.MonkeyPatch, path: Path, arch: str, **options: Any) -> CudaTape:
+def tape_of(monkeypatch: pytest.MonkeyPatch, path: Path, arch: str, *, wgmma: bool = False, **options: Any) -> CudaTape:
     monkeypatch.setattr(placement, "Memory", FakeMemory)
     monkeypatch.setattr(cuda_set, "HostMemory", FakeHostMemory)
     monkeypatch.setattr(cuda_set, "Stream", FakeDevice)
     model = load(write_tiny(path / "tiny.gguf", arch, **options).path)
     r = Recorder()
     logits = model.record(r)
-    tape = CudaTape(FakeDevice(), r.ops, logits)  # type: ignore[arg-type]
+    tape = CudaTape(FakeDevice(wgmma), r.ops, logits)  # type: ignore[arg-type]
     tape.prepare(specs=model.kv_specs, n_pages=4, n_seq=1, max_pages=4, max_rows=200, max_outputs=200)
     return tape
 
@@ -90,18 +91,21 @@ def test_a_decode_block_is_six_launches(monkeypatch: pytest.MonkeyPatch, tmp_pat
     ]  # fmt: skip
 
 
-def test_many_tokens_use_the_tensor_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    names = [
-        x.function for x in tape_of(monkeypatch, tmp_path, "gemma2", type="Q6_K", n_layer=1, tied=True).launches(129)
-    ]
-    assert names.count("hk_matmul_q6_k") == 8 and "hk_prefill_narrow128_f16" in names
+@pytest.mark.parametrize("wgmma", [False, True])
+def test_many_tokens_use_the_tensor_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wgmma: bool) -> None:
+    """One launch for q, k, v, one for gate and up."""
+    tape = tape_of(monkeypatch, tmp_path, "gemma2", wgmma=wgmma, type="Q6_K", n_layer=1, tied=True)
+    names = [x.function for x in tape.launches(129)]
+    products = [name for name in names if name.startswith("hk_wgmma" if wgmma else "hk_matmul")]
+    assert len(products) == 5 and all(name.endswith("_q6_k") for name in products)
+    assert "hk_prefill_narrow128_f16" in names
 
 
 def test_every_kernel_is_in_the_file_that_its_name_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sources = Path(__file__).parents[2] / "csrc" / "cuda"
     for type_name in ("F32", "F16", "Q6_K"):
-        tape = tape_of(monkeypatch, tmp_path, "gemma2", type=type_name, n_layer=1, tied=True)
-        for n in (1, 2, 9, 129):
+        for wgmma, n in product((False, True), (1, 2, 9, 129)):
+            tape = tape_of(monkeypatch, tmp_path, "gemma2", wgmma=wgmma, type=type_name, n_layer=1, tied=True)
             for one in tape.launches(n):
-                stem = one.function.split("_")[1].rstrip("0123456789")
+                stem = one.function.split("_")[1].rstrip("0123456789sf")
                 assert f"hk_{stem}" in (sources / f"{home_of(one.function)}.cu").read_text()

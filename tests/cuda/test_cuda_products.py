@@ -7,12 +7,13 @@ import pytest
 from cuda_device import Gpu
 from cuda_formats import FORMATS, QUANTISED, as_seen, error, quantised, upload
 
-from hybridkern.kernels.cuda import launches
+from hybridkern.kernels.cuda import launches, tiles
 from hybridkern.kernels.cuda.layout import LAYOUTS
 
 COUNTS = [1, 2, 8, 9, 31, 32, 33, 255, 257, 512]
 # int8 codes and float32 sums: only the order of additions differs. Halves: two roundings of 2^-11 a product.
 EXACT, HALVES = 2e-5, 2e-3
+KERNELS = [*tiles.serving("Q4_K"), *tiles.serving("F16")]  # of wgmma.cu
 
 
 def shapes(type_name: str) -> list[tuple[int, int]]:
@@ -28,9 +29,19 @@ def quantise(gpu: Gpu, step: dict[str, int], x: int, n: int, cols: int) -> tuple
 
 
 def to_half(gpu: Gpu, step: dict[str, int], x: int, n: int, cols: int) -> tuple[int, int]:
-    half, scale = gpu.empty(n * cols * 2), gpu.empty(n * 4)
-    gpu.run(launches.rows(step, n, cols, x=x, x_stride=cols, half=half, half_scale=scale))
+    stride, size = tiles.half_sizes(n, cols)
+    half, scale = gpu.empty(size), gpu.empty(n * 4)
+    gpu.run(launches.rows(step, n, cols, x=x, x_stride=cols, half=half, half_scale=scale, half_stride=stride))
     return half, scale
+
+
+def tile_named(gpu: Gpu, name: str) -> tiles.Tile | None:
+    """None: the kernel that needs no wgmma."""
+    if name == "mma":
+        return None
+    if not gpu.has(tiles.WGMMA_KERNEL):
+        pytest.skip("no code for sm_90a, or another GPU")
+    return next(t for t in KERNELS if t.name == name)
 
 
 @pytest.mark.parametrize("n", [n for n in COUNTS if n <= 8])
@@ -52,9 +63,13 @@ def test_matvec(gpu: Gpu, type_name: str, n: int) -> None:
         assert error(gpu.get(out, (n, rows)), as_seen(x) @ w.weights.T) <= EXACT
 
 
+@pytest.mark.parametrize("name", ["mma", *(t.name for t in KERNELS)])
 @pytest.mark.parametrize("n", [n for n in COUNTS if n > 8])
 @pytest.mark.parametrize("type_name", [f for f in FORMATS if f != "F32"])
-def test_matmul(gpu: Gpu, type_name: str, n: int) -> None:
+def test_matmul(gpu: Gpu, type_name: str, n: int, name: str) -> None:
+    tile = tile_named(gpu, name)
+    if tile is not None and tile not in tiles.serving(type_name):
+        pytest.skip("not compiled for this format")
     for rows, cols in shapes(type_name):
         rng = np.random.default_rng(n)
         w = upload(gpu, type_name, rows, cols)
@@ -62,8 +77,32 @@ def test_matmul(gpu: Gpu, type_name: str, n: int) -> None:
         x[-1] *= 1e6  # would overflow a half
         step, at, out = gpu.step(n), gpu.put(x), gpu.empty(n * rows * 4)
         half = to_half(gpu, step, at, n, cols)
-        gpu.run(launches.matmul(type_name, step, w.part(out, rows), cols, n, half=half))
+        gpu.run(tiles.matmul(type_name, step, [w.part(out, rows)], cols, n, half=half, tile=tile))
         assert error(gpu.get(out, (n, rows)), x.astype(np.float64) @ w.weights.T) <= HALVES
+
+
+@pytest.mark.parametrize("name", ["mma", *(t.name for t in KERNELS)])
+@pytest.mark.parametrize("type_name", ["Q4_K", "Q5_0", "BF16"])
+def test_matmul_group(gpu: Gpu, type_name: str, name: str) -> None:
+    """Matrices of different heights over one input, with bias, and added in place."""
+    tile, n, cols, sizes = tile_named(gpu, name), 70, 768, (130, 33, 300, 16)
+    if tile is not None and tile not in tiles.serving(type_name):
+        pytest.skip("not compiled for this format")
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((n, cols)).astype(np.float32)
+    step, at = gpu.step(n), gpu.put(x)
+    parts, wants, outs = [], [], []
+    for i, rows in enumerate(sizes):
+        w = upload(gpu, type_name, rows, cols, i)
+        bias, add = (rng.standard_normal(s).astype(np.float32) for s in (rows, (n, rows + 3)))
+        out = gpu.put(add) if i % 2 else gpu.empty(n * (rows + 3) * 4)
+        parts.append(w.part(out, rows + 3, gpu.put(bias), out if i % 2 else gpu.put(add), rows + 3))
+        wants.append(x.astype(np.float64) @ w.weights.T + bias + add[:, :rows])
+        outs.append(out)
+    half = to_half(gpu, step, at, n, cols)
+    gpu.run(tiles.matmul(type_name, step, parts, cols, n, half=half, tile=tile))
+    for out, rows, want in zip(outs, sizes, wants, strict=True):
+        assert error(gpu.get(out, (n, rows + 3))[:, :rows], want) <= HALVES
 
 
 @pytest.mark.parametrize("n", COUNTS)
@@ -75,7 +114,7 @@ def test_float_products(gpu: Gpu, type_name: str, n: int) -> None:
     w = upload(gpu, type_name, rows, cols)
     x = np.random.default_rng(n).standard_normal((n, cols)).astype(np.float32)
     step, at, out = gpu.step(n), gpu.put(x), gpu.empty(n * rows * 4)
-    gpu.run(launches.matmul(type_name, step, w.part(out, rows), cols, n, x32=at, x_stride=cols))
+    gpu.run(launches.float_product(type_name, step, w.part(out, rows), cols, n, x32=at, x_stride=cols))
     assert error(gpu.get(out, (n, rows)), x.astype(np.float64) @ w.weights.T) <= EXACT
 
 
@@ -171,7 +210,7 @@ def test_fewer_tokens_than_the_launch_was_made_for(gpu: Gpu) -> None:
             codes = quantise(gpu, step, at, 8, cols)
             gpu.run(launches.matvec("Q4_0", step, [part], cols, quantised=codes))
         else:
-            gpu.run(launches.matmul("Q4_0", step, part, cols, 64, half=to_half(gpu, step, at, 64, cols)))
+            gpu.run(tiles.matmul("Q4_0", step, [part], cols, 64, half=to_half(gpu, step, at, 64, cols)))
         y = gpu.get(out, (64, rows))
         assert error(y[:n], x[:n].astype(np.float64) @ w.weights.T) <= 3e-2
         assert np.isnan(y[n:]).all()

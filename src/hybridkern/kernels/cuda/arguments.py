@@ -33,12 +33,16 @@ MATVEC = _struct(
     (STEP, "step"),
 )
 MATMUL = _struct(
-    (STEP, "step"), (PART, "part"), (P, "x x_scale x32"), (I64, "cols x_stride"), (I32, "rows_are_outputs pad")
+    (STEP, "step"),
+    (PART, "part", (MAX_PARTS,)),
+    (P, "x x_scale x32"),
+    (I64, "cols x_stride"),
+    (I32, "n_parts rows_are_outputs"),
 )
 ROWS = _struct(
     (STEP, "step"),
     (P, "x y norm add out codes meta half half_scale"),
-    (I64, "width x_stride y_stride add_stride out_stride"),
+    (I64, "half_stride width x_stride y_stride add_stride out_stride"),
     (I32, "mode rows_are_outputs normalise"),
     (F32, "eps number"),
     (I32, "pad"),

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from hybridkern.errors import KernelError
-from hybridkern.kernels.interface import Buffer, Op
+from hybridkern.kernels.interface import Buffer, Op, Weight
 
-from . import launches
+from . import launches, tiles
 from .fusion import Form, Fused, form_of
 from .launches import ARGMAX_CHUNKS, Launch, Struct
 from .layout import LAYOUTS
@@ -18,11 +18,13 @@ _LAYOUTS = {"norm": 0, "neox": 1}
 
 
 class DeviceLimits(Protocol):
-    """What launches must know of a device: multiprocessors, the shared memory that a block may have, and its age."""
+    """What launches must know of a device: multiprocessors, the shared memory that a block may have, compute
+    capability, and whether there are kernels for its warpgroups."""
 
     processors: int
     block_memory: int
     capability: tuple[int, int]
+    wgmma: bool
 
 
 class LaunchBuilder:
@@ -42,6 +44,7 @@ class LaunchBuilder:
         self._n, self._m, self._max_tokens = n, m, max_tokens
         self._processors, self._block_memory = device.processors, device.block_memory
         self._capability = device.capability
+        self._wgmma = device.wgmma
         self.made: list[Launch] = []
 
     def build(self, fused: Sequence[Fused]) -> list[Launch]:
@@ -93,13 +96,18 @@ class LaunchBuilder:
         form = form_of(w.type, self._n)
         out = f.glu.out if f.glu is not None else None
         parts = [self._part(p, out if i == 0 else None) for i, p in enumerate(f.products)]
-        if LAYOUTS[w.type].is_float or form == "half":
+        if form == "half":
+            half, n = self._place.form(x, "half"), self._count(x)
+            tile = self._tile(w, parts, n)
+            one = tiles.matmul(w.type, self._step, parts, w.cols, n, half=half, outputs=outputs, tile=tile)
+            self.made.append(one)
+            return
+        if LAYOUTS[w.type].is_float:
             at, stride = self._place.buffer(x)
-            half = self._place.form(x, "half") if form == "half" else (0, 0)
             for p in parts:
-                one = launches.matmul(
-                    w.type, self._step, p, w.cols, self._n, half=half, x32=at, outputs=outputs,
-                    x_stride=w.cols if form == "half" else stride, processors=self._processors,
+                one = launches.float_product(
+                    w.type, self._step, p, w.cols, self._n, x32=at, x_stride=stride, outputs=outputs,
+                    processors=self._processors,
                 )  # fmt: skip
                 self.made.append(one)
             return
@@ -124,6 +132,11 @@ class LaunchBuilder:
         )
         self.made.append(one)
 
+    def _tile(self, w: Weight, parts: list[Struct], n: int) -> tiles.Tile | None:
+        if not self._wgmma:
+            return None
+        return tiles.choose(w.type, [p["rows"] for p in parts], w.cols, n, self._processors)
+
     # rows
 
     def _emission(self, out: Buffer, forms: set[Form]) -> Struct:
@@ -134,6 +147,7 @@ class LaunchBuilder:
             fields["codes"], fields["meta"] = self._place.form(out, "codes")
         if "half" in forms:
             fields["half"], fields["half_scale"] = self._place.form(out, "half")
+            fields["half_stride"] = tiles.half_sizes(self._count(out), out.width)[0]
         return fields
 
     def _add_form(self, f: Fused) -> None:

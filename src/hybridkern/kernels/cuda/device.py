@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from hybridkern.errors import KernelError
 
 from .driver import BUILT, Kernels, Stream, attribute, call, current_context, driver_version
+from .tiles import WGMMA_KERNEL
 
 T = TypeVar("T")
 _PROCESSORS, _MAJOR, _MINOR, _BLOCK_MEMORY = 16, 75, 76, 97  # attribute numbers of the driver
@@ -167,6 +168,8 @@ class Device:
                 f"the kernels of this build do not run on {self.name} (sm_{major}{minor}, driver for CUDA "
                 f"{version[0]}.{version[1]}): {error}"
             ) from error
+        # Machine code for sm_90a alone has these; code for sm_90 or PTX does not.
+        self.wgmma = self.capability == (9, 0) and self.kernels.has(WGMMA_KERNEL)
 
     @property
     def early(self) -> bool:

@@ -192,6 +192,13 @@ class Kernels:
             self._functions[name] = handle, shared
         return handle
 
+    def has(self, name: str) -> bool:
+        """Whether the images have a kernel for this device."""
+        try:
+            return bool(self.function(name, 0))
+        except KernelError:
+            return False
+
     def unload(self) -> None:
         """Free them all."""
         for module in self._modules.values():

@@ -1,7 +1,7 @@
 """Groups recorded operations into what one launch does, for steps of at most n tokens.
 
-- Consecutive products of one format, or with one column of two, with one input are a group (few columns only: many fill
-  the chip one by one), and gate, up and their gated product are one launch.
+- Consecutive products of one format, or with one column of two, with one input are a group, and with few columns
+  gate, up and their gated product are one launch.
 - Head norm, rotation and the store of keys and values are one launch over heads.
 - With one column, a norm whose result only products read is left to these products, which normalise for themselves.
 - An operation by row hands its result on in every form that a later product wants: f32, int8 codes, halves.
@@ -175,8 +175,8 @@ class Fusion:
         groups: dict[str, list[Fused]] = {}
         for p in run:
             t = p.args[1].type
-            many = self._n > FEW or LAYOUTS[t].is_float
-            if t not in groups or many or len(groups[t][-1].products) == MAX_PARTS:
+            alone = LAYOUTS[t].is_float and form_of(t, self._n) != "half"
+            if t not in groups or alone or len(groups[t][-1].products) == MAX_PARTS:
                 groups.setdefault(t, []).append(Fused("matmul", p, norm=norm))
             groups[t][-1].products.append(p)
         if self._n == 1:

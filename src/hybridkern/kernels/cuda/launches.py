@@ -29,8 +29,6 @@ DECODE_SHARED, DECODE_BLOCKS = (98304, 65536), (2, 1)
 # For each size of heads, wide tiles (128 rows) and narrow ones (64); the same for all before sm_80
 PREFILL_SHARED = {64: (50176, 50176), 128: (66560, 81920), 256: (0, 98304)}
 PREFILL_SHARED_SMALL = 50176
-STAGES = 3
-WIDE = (128, 128, 256)  # rows, tokens and threads of a block that multiplies many columns
 KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2}
 ROW_MODES = {"copy": 0, "silu": 1, "gelu_tanh": 2, "add": 3, "scale": 4, "softcap": 5, "select": 6}
 GLU = {None: 0, "silu": 1, "gelu_tanh": 2}
@@ -65,18 +63,18 @@ def home_of(function: str) -> str:
     is_float = function.startswith("hk_matvec") and function.endswith(("_f32", "_f16", "_bf16"))
     if is_float or function == "hk_matmul_f32":
         return "floats"
-    return next((home for home in ("matvec", "matmul") if function.startswith(f"hk_{home}")), "rows")
+    return next((home for home in ("matvec", "matmul", "wgmma") if function.startswith(f"hk_{home}")), "rows")
 
 
-def _ceil(n: int, d: int) -> int:
+def ceil_div(n: int, d: int) -> int:
     return -(-n // d)
 
 
 def convert(type_name: str, raw: int, to: int, rows: int, cols: int) -> Launch:
     """Raw rows at `raw` into device layout."""
     args = a.pack(a.CONVERT, raw=raw, to=matrix(to), rows=rows, cols=cols)
-    records = _ceil(rows, TILE) * _ceil(cols, LAYOUTS[type_name].columns)
-    return Launch(f"hk_convert_{type_name.lower()}", (_ceil(records, 8), 1, 1), (256, 1, 1), 0, args)
+    records = ceil_div(rows, TILE) * ceil_div(cols, LAYOUTS[type_name].columns)
+    return Launch(f"hk_convert_{type_name.lower()}", (ceil_div(records, 8), 1, 1), (256, 1, 1), 0, args)
 
 
 def matrix(at: int) -> Struct:
@@ -100,7 +98,7 @@ def matvec_shape(types: Sequence[str], cols: int, few: bool, warps: int, ring: i
     """As csrc/cuda/matvec.cu lays it out. warps, ring (bytes of weights on their way): at most; limit: of memory."""
     slot = max(256 // LAYOUTS[t].columns * LAYOUTS[t].nbytes for t in types) + 8
     fixed = 8 * 2 * (4 if few else 1) * 32 * 4 + 8 * 4 + 16 + 32 * 4
-    padded = _ceil(cols, 256) * 256
+    padded = ceil_div(cols, 256) * 256
     column = 10 * cols if few else padded + sum(padded // 32 * LAYOUTS[t].meta for t in types)
     staged = few and fixed + column + 2 * warps * slot <= limit
     if staged or not few:
@@ -138,9 +136,9 @@ def matvec(
     shape = matvec_shape(types, cols, few, warps, ring, limit)
     codes, meta = quantised or (0, 0)
     n_first = len(parts) - (other[1] if other else 0)
-    tiles = [_ceil(p["rows"], TILE) for p in (parts[:1] if glu else parts)]
+    tiles = [ceil_div(p["rows"], TILE) for p in (parts[:1] if glu else parts)]
     first, second = sum(tiles[:n_first]), sum(tiles[n_first:])
-    grid = _ceil(min(processors, first + second), MATVEC_CLUSTER) * MATVEC_CLUSTER
+    grid = ceil_div(min(processors, first + second), MATVEC_CLUSTER) * MATVEC_CLUSTER
     args = a.pack(
         a.MATVEC,
         step=step,
@@ -167,57 +165,47 @@ def matvec(
     return Launch(name, (grid, 1, 1), (32 * shape.warps, 1, 1), shape.shared, args)
 
 
-def matmul(
+def float_product(
     type_name: str,
     step: Struct,
     part: Struct,
     cols: int,
     n: int,
     *,
-    half: tuple[int, int] = (0, 0),
-    x32: int = 0,
+    x32: int,
     x_stride: int = 0,
     outputs: bool = False,
     processors: int = 132,
 ) -> Launch:
-    """A product with at most n columns. half: f16 rows and their scales; x32: float32 rows, where weights are float and
-    columns few or weights are F32."""
-    rows = part["rows"]
-    x, scale = half
-    args = a.pack(
-        a.MATMUL,
-        step=step,
-        part=part,
-        x=x,
-        x_scale=scale,
-        x32=x32,
-        cols=cols,
-        x_stride=x_stride or cols,
-        rows_are_outputs=outputs,
-    )
-    lower = type_name.lower()
-    if LAYOUTS[type_name].is_float and n <= FEW:
-        grid = (min(_ceil(rows, 32), processors), 1, 1)
-        return Launch(f"hk_matvec{'' if n == 1 else '8'}_{lower}", grid, (256, 1, 1), 0, args)
-    if type_name == "F32":
-        return Launch("hk_matmul_f32", (_ceil(rows, 64), _ceil(n, 64), 1), (256, 1, 1), 0, args)
-    if n > 64:
-        grid = (_ceil(rows, WIDE[0]), _ceil(n, WIDE[1]), 1)
-        return Launch(f"hk_matmul_{lower}", grid, (WIDE[2], 1, 1), STAGES * WIDE[1] * 256, args)
-    return Launch(f"hk_matmul32_{lower}", (_ceil(rows, 32), _ceil(n, 32), 1), (128, 1, 1), STAGES * 4 * 32 * 256, args)
+    """A product of float weights, F32 or with few columns, with at most n columns of float32."""
+    args = matmul_args(step, [part], cols, x_stride or cols, outputs, x32=x32)
+    if n > FEW:
+        return Launch("hk_matmul_f32", (ceil_div(part["rows"], 64), ceil_div(n, 64), 1), (256, 1, 1), 0, args)
+    name = f"hk_matvec{'' if n == 1 else '8'}_{type_name.lower()}"
+    return Launch(name, (min(ceil_div(part["rows"], 32), processors), 1, 1), (256, 1, 1), 0, args)
+
+
+def matmul_args(
+    step: Struct, parts: list[Struct], cols: int, x_stride: int, outputs: bool, **input: int
+) -> np.ndarray[Any, Any]:
+    """The struct of a product with many columns or of float weights."""
+    return a.pack(
+        a.MATMUL, step=step, part=parts, n_parts=len(parts), cols=cols, x_stride=x_stride, rows_are_outputs=outputs,
+        **input,
+    )  # fmt: skip
 
 
 def rows(step: Struct, n: int, width: int, mode: str = "copy", **fields: Any) -> Launch:
     """A row operation with norm and quantised forms; fields as in hk_rows_args."""
     args = a.pack(a.ROWS, step=step, width=width, mode=ROW_MODES[mode], **fields)
-    threads = min(512, max(64, _ceil(width // 4, 32) * 32))
+    threads = min(512, max(64, ceil_div(width // 4, 32) * 32))
     return Launch("hk_rows", (n, 1, 1), (threads, 1, 1), 0, args)
 
 
 def elements(step: Struct, n: int, width: int, mode: str, **fields: Any) -> Launch:
     """A row operation without norm and quantised forms, of any width."""
     args = a.pack(a.ROWS, step=step, width=width, mode=ROW_MODES[mode], **fields)
-    return Launch("hk_elements", (min(_ceil(width, 256), 256), n, 1), (256, 1, 1), 0, args)
+    return Launch("hk_elements", (min(ceil_div(width, 256), 256), n, 1), (256, 1, 1), 0, args)
 
 
 def embed(
@@ -248,7 +236,7 @@ def angles(step: Struct, n: int, half: int, **fields: Any) -> Launch:
 def heads(step: Struct, n: int, cache: Struct, streams: list[Struct]) -> Launch:
     """Norm, rotation and store of heads."""
     args = a.pack(a.HEADS, step=step, cache=cache, stream=streams, n_streams=len(streams))
-    return Launch("hk_heads", (_ceil(sum(s["n_heads"] for s in streams), 4), n, 1), (128, 1, 1), 0, args)
+    return Launch("hk_heads", (ceil_div(sum(s["n_heads"] for s in streams), 4), n, 1), (128, 1, 1), 0, args)
 
 
 def head_size(dim: int) -> int:
@@ -260,9 +248,9 @@ def decode_splits(
     n: int, n_head: int, n_kv: int, processors: int, max_tokens: int, capability: tuple[int, int] = (9, 0)
 ) -> int:
     """Between how many blocks the cache of a token is divided."""
-    tiles = n_kv * _ceil(n_head // n_kv, DECODE_HEADS) * n
+    tiles = n_kv * ceil_div(n_head // n_kv, DECODE_HEADS) * n
     blocks = DECODE_BLOCKS[capability < (8, 0)] * processors // tiles
-    return max(1, min(blocks, _ceil(max_tokens, 16 * DECODE_WARPS)))
+    return max(1, min(blocks, ceil_div(max_tokens, 16 * DECODE_WARPS)))
 
 
 def attend(
@@ -275,10 +263,10 @@ def attend(
     args = a.pack(a.ATTEND, step=step, cache=cache, splits=splits, **fields)
     group, small = fields["n_head"] // cache["n_kv"], capability < (8, 0)
     if n <= FEW:
-        grid = (splits, cache["n_kv"] * _ceil(group, DECODE_HEADS), n)
+        grid = (splits, cache["n_kv"] * ceil_div(group, DECODE_HEADS), n)
         return Launch(f"hk_decode{size}_{kv_type}", grid, (32 * DECODE_WARPS, 1, 1), DECODE_SHARED[small], args)
-    narrow = size == 256 or cache["n_kv"] * _ceil(n * group, 128) < 2 * processors
-    grid = (cache["n_kv"], _ceil(n * group, 64 if narrow else 128), 1)
+    narrow = size == 256 or cache["n_kv"] * ceil_div(n * group, 128) < 2 * processors
+    grid = (cache["n_kv"], ceil_div(n * group, 64 if narrow else 128), 1)
     name = f"hk_prefill{'_narrow' if narrow and size < 256 else ''}{size}_{kv_type}"
     return Launch(name, grid, (128, 1, 1), PREFILL_SHARED_SMALL if small else PREFILL_SHARED[size][narrow], args)
 

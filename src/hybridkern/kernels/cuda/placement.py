@@ -10,7 +10,7 @@ import numpy as np
 from hybridkern.errors import KernelError
 from hybridkern.kernels.interface import Angles, Buffer, KVSpec, Vector, Weight
 
-from . import launches
+from . import launches, tiles
 from .driver import Kernels, Memory, Stream
 from .fusion import Form, root_of
 from .layout import LAYOUTS, TILE, device_bytes, row_offset
@@ -157,7 +157,7 @@ class Placement:
             if form == "codes":
                 sizes = launches.FEW * b.width, launches.FEW * b.width // 4
             else:
-                sizes = rows * b.width * 2, rows * 4
+                sizes = tiles.half_sizes(rows, b.width)[1], rows * 4
             self._forms[key] = self.memory(sizes[0], "buffers"), self.memory(sizes[1], "buffers")
         return self._forms[key]
 
