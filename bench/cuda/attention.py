@@ -13,7 +13,7 @@ import numpy as np
 import pycuda.driver as cuda
 
 from hybridkern.kernels.cuda import launches
-from hybridkern.kernels.cuda.device import image_files
+from hybridkern.kernels.cuda.images import image_files
 from hybridkern.kernels.cuda.driver import Event, Kernels, Memory, Stream, attribute
 
 BLOCKS, CONTEXT, PAGE = 32, 8448, 128

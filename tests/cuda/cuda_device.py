@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hybridkern.kernels.cuda.device import image_files
+from hybridkern.kernels.cuda.images import image_files
 from hybridkern.kernels.cuda.launches import Launch, home_of
 
 GUARD, POISON = 0xA5, 0xFF

@@ -15,14 +15,14 @@ from .terminal import size
 def gpu_facts() -> Iterator[tuple[str, str]]:
     """(what, fact), one a line. A device is opened last, to say whether it would do."""
     from hybridkern.kernels.cuda import driver
-    from hybridkern.kernels.cuda.device import image_files
+    from hybridkern.kernels.cuda.images import why_not_built
+    from hybridkern.kernels.cuda.nvrtc import MAJORS, find_compiler
 
-    n = 0
+    version, found = (max(MAJORS), 0), []
     try:
-        major, minor = driver.driver_version()
-        yield "NVIDIA driver", f"for CUDA {major}.{minor}"
+        version = driver.driver_version()
+        yield "NVIDIA driver", f"for CUDA {version[0]}.{version[1]}"
         found = driver.gpus()
-        n = len(found)
         for gpu in found:
             high, low = gpu.capability
             yield f"GPU {gpu.number}", f"{gpu.name}, compute capability {high}.{low}, {size(gpu.total_bytes)}"
@@ -35,14 +35,35 @@ def gpu_facts() -> Iterator[tuple[str, str]]:
         yield "CUDA_VISIBLE_DEVICES", repr(hidden)
     yield "pycuda", _version("pycuda") or "not installed"
     yield "nvcc", shutil.which("nvcc") or "not on the path (needed only to build kernels)"
+    try:
+        compiler = find_compiler(version[0])
+        yield "NVRTC", f"{compiler.version[0]}.{compiler.version[1]}, {compiler.path}"
+    except HybridKernError as error:
+        yield "NVRTC", str(error)
+    yield "CUDA kernels of the build", _built()
+    unbuilt = [why for gpu in found if (why := why_not_built(gpu.capability, version))]
+    yield "models run on", _verdict(len(found), unbuilt)
+
+
+def _built() -> str:
+    from hybridkern.kernels.cuda.images import built_for, image_files
+
     images = image_files()
-    yield "CUDA kernels", f"{len(images)} images in {images[0].parent}" if images else "not in this build"
-    yield "models run on", _verdict(n)
+    if not images:
+        return "none; NVRTC compiles them at first use"
+    try:
+        code = ", ".join(built_for()) or "what they were made for by hand"
+    except HybridKernError as error:
+        return str(error)
+    return f"{len(images)} images for {code} in {images[0].parent}"
 
 
-def _verdict(n: int) -> str:
+def _verdict(n: int, unbuilt: list[str]) -> str:
     if n == 0:
         return "the CPU: no GPU can be used"
+    if unbuilt:
+        # Opening the device would compile them now.
+        return f"the CPU, or with -ngl all the GPU if NVRTC can compile the kernels ({unbuilt[0]})"
     from hybridkern.kernels.cuda.device import Device
 
     try:

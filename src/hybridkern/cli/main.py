@@ -16,6 +16,7 @@ COMMANDS = {
     "info": ("info", "describe a model file"),
     "describe": ("info", "the same as info"),
     "doctor": ("doctor", "describe this machine as hybridkern sees it"),
+    "setup-cuda": ("setup_cuda", "install what a GPU needs, without a CUDA toolkit"),
 }
 
 
@@ -57,7 +58,7 @@ def _show_version(args: object) -> int:
 
 
 def _listing() -> str:
-    return "commands:\n" + "\n".join(f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items())
+    return "commands:\n" + "\n".join(f"  {name:<11} {summary}" for name, (_, summary) in COMMANDS.items())
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 from hybridkern.errors import KernelError
 
-from .driver import BUILT, Kernels, Stream, attribute, call, current_context, driver_version
+from .driver import Kernels, Stream, attribute, call, current_context, driver_version
+from .images import load_images
 from .tiles import WGMMA_KERNEL
 
 T = TypeVar("T")
@@ -22,21 +22,6 @@ _PROCESSORS, _MAJOR, _MINOR, _BLOCK_MEMORY = 16, 75, 76, 97  # attribute numbers
 _devices: dict[int, Device] = {}
 _lock = threading.Lock()
 _forked = False  # this process is a child of one that had opened a device
-
-
-def image_files() -> list[Path]:
-    """The compiled kernels of this build (or of the folder HYBRIDKERN_CUDA_IMAGES)."""
-    folder = os.environ.get("HYBRIDKERN_CUDA_IMAGES")
-    at = Path(folder) if folder else BUILT
-    return sorted([*at.glob("*.fatbin"), *at.glob("*.cubin")])
-
-
-def require_images() -> list[Path]:
-    """The same; KernelError where there are none."""
-    files = image_files()
-    if not files:
-        raise KernelError("it has none: install with -C cmake.define.HYBRIDKERN_CUDA=ON")
-    return files
 
 
 def _visible() -> str:
@@ -137,7 +122,7 @@ class Device:
             import pycuda.driver as cuda
         except ImportError as error:
             raise KernelError(
-                f'no GPU can be used: pycuda is not installed: run "hybridkern setup-cuda" ({error})'
+                f"no GPU can be used: pycuda is not installed: run `hybridkern setup-cuda` ({error})"
             ) from error
         try:
             cuda.init()
@@ -156,7 +141,7 @@ class Device:
         self.processors, self.block_memory = attribute(_PROCESSORS), attribute(_BLOCK_MEMORY)
         self.capability = attribute(_MAJOR), attribute(_MINOR)
         try:
-            self.kernels = Kernels({f.stem: f.read_bytes() for f in require_images()})
+            self.kernels = Kernels(load_images(self.capability, version))
             self.stream = Stream()
         except BaseException as error:
             call("leave")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,9 @@ from . import launches, tiles
 from .driver import Kernels, Memory, Stream
 from .fusion import Form, root_of
 from .layout import LAYOUTS, TILE, device_bytes, row_offset
+from .upload import PIECE, Piece, Progress, Uploaded, upload
 
 PAGE = 128
-_STAGING = 64 << 20
-Progress = Callable[[int, int], None]
 
 
 def padded(n: int, multiple: int) -> int:
@@ -43,6 +43,7 @@ class Placement:
         self._kernels, self._stream = kernels, stream
         self.max_rows, self.max_outputs = max_rows, max_outputs
         self.nbytes: dict[str, int] = {}
+        self.uploaded: Uploaded | None = None
         self._memory: list[Memory] = []
         self._weights: dict[tuple[int, str, int, int], int] = {}
         self._vectors: dict[int, tuple[Any, int]] = {}
@@ -66,38 +67,29 @@ class Placement:
     # weights and vectors
 
     def upload_weights(self, weights: Iterable[Weight], progress: Progress | None = None) -> None:
-        """Copies raw rows piece by piece into a staging area and converts them from there."""
+        """Rows as the file has them go to the device piece by piece and are converted there; see `uploaded`."""
         distinct = {_key(w): w for w in weights}
-        total = sum(device_bytes(w.type, w.rows, w.cols) for w in distinct.values())
-        staging = Memory(_STAGING, "uploading weights")
-        done = 0
-        try:
-            for w in distinct.values():
-                require_matrix(w)
-                self._upload(w, staging)
-                done += device_bytes(w.type, w.rows, w.cols)
-                if progress is not None:
-                    progress(done, total)
-            self._stream.wait()
-        finally:
-            staging.free()
+        for w in distinct.values():
+            require_matrix(w)
+        kept: list[np.ndarray[Any, Any]] = []  # copies that the device reads
+        pieces = [piece for w in distinct.values() for piece in self._pieces(w, kept)]
+        self.uploaded = upload(self._kernels, pieces, progress)
 
-    def _upload(self, w: Weight, staging: Memory) -> None:
+    def _pieces(self, w: Weight, kept: list[np.ndarray[Any, Any]]) -> Iterator[Piece]:
         base = self.memory(device_bytes(w.type, w.rows, w.cols), "weights")
         self._weights[_key(w)] = base
-        row = w.data.shape[1]
-        step = max(TILE, staging.nbytes // row // TILE * TILE)
+        data = np.ascontiguousarray(w.data)
+        kept.append(data)
+        row = data.shape[1]
+        step = max(TILE, PIECE // row // TILE * TILE)
         for first in range(0, w.rows, step):
-            part = np.ascontiguousarray(w.data[first : first + step])
+            rows = min(step, w.rows - first)
+            source, nbytes = data.ctypes.data + first * row, rows * row
             if LAYOUTS[w.type].is_float:
-                self._stream.upload(base + first * row, part)
-                self._stream.wait()
+                yield Piece(source, nbytes, to=base + first * row)
                 continue
-            self._stream.upload(staging.address, part)
             at = base + row_offset(w.type, first, w.cols)
-            one = launches.convert(w.type, staging.address, at, len(part), w.cols)
-            self._stream.launch(self._kernels, [one], early=False)
-            self._stream.wait()
+            yield Piece(source, nbytes, convert=partial(_conversion, w, at, rows))
 
     def address(self, w: Weight) -> int:
         """Of an uploaded weight."""
@@ -174,6 +166,10 @@ class Placement:
 
 def _key(w: Weight) -> tuple[int, str, int, int]:
     return w.data.ctypes.data, w.type, w.rows, w.cols
+
+
+def _conversion(w: Weight, to: int, rows: int, raw: int) -> launches.Launch:
+    return launches.convert(w.type, raw, to, rows, w.cols)
 
 
 class DeviceCache:
