@@ -13,8 +13,8 @@ import numpy as np
 import pycuda.driver as cuda
 
 from hybridkern.kernels.cuda import launches
-from hybridkern.kernels.cuda.images import image_files
 from hybridkern.kernels.cuda.driver import Event, Kernels, Memory, Stream, attribute
+from hybridkern.kernels.cuda.images import image_files
 
 BLOCKS, CONTEXT, PAGE = 32, 8448, 128
 

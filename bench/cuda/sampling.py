@@ -9,8 +9,8 @@ import numpy as np
 import pycuda.driver as cuda
 
 from hybridkern.kernels.cuda import launches
-from hybridkern.kernels.cuda.images import image_files
 from hybridkern.kernels.cuda.driver import Event, Kernels, Memory, Stream
+from hybridkern.kernels.cuda.images import image_files
 
 
 def microseconds(kernels: Kernels, stream: Stream, one: launches.Launch) -> float:

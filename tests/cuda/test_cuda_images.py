@@ -174,9 +174,9 @@ def test_the_driver_limits_the_version(compiler: nvrtc.Compiler) -> None:
 @pytest.mark.parametrize("capability", [(7, 5), (9, 0)])
 def test_nvrtc_compiles_the_sources(compiler: nvrtc.Compiler, tmp_path: Path, capability: tuple[int, int]) -> None:
     """Two of them, which are quickly compiled; what the others must not do is the next test."""
-    files = [SOURCES / "argmax.cu", SOURCES / "convert.cu"]
+    files = [SOURCES / "argmax.cu", SOURCES / "topk.cu"]
     made = images.compile_all(capability, compiler, print, files, tmp_path)
-    for name, kernel in (("argmax", b"hk_argmax"), ("convert", b"hk_convert_q4_k")):
+    for name, kernel in (("argmax", b"hk_argmax"), ("topk", b"hk_topk")):
         assert made[name][:4] == b"\x7fELF" and kernel in made[name]
 
 

@@ -23,7 +23,8 @@ from .nvrtc import Compiler, find_compiler
 
 Say = Callable[[str], None]
 MANIFEST = "images.json"
-_OPTIONS = ("-std=c++17", "-diag-suppress=177")
+# NVRTC takes a lambda for a function of the host unless it is told that there is none.
+_OPTIONS = ("-std=c++17", "-diag-suppress=177", "-default-device")
 _DIGEST = 32  # bytes of SHA-256 behind each image in the cache
 
 
