@@ -12,7 +12,7 @@
  * blocks of a cluster; sums are added through shared memory, always in the same order.
  *
  * What lost, by measurement on the H200: 256 rows x 128 tokens; four groups for 128 x 128 (too few registers); sharing
- * the tokens of two blocks by multicast (-40 %: the blocks wait for each other); converting a whole chunk ahead into a
+ * the tokens of two blocks by multicast (-30 to -40 %); converting a whole chunk ahead into a
  * second set of registers (-8 % with 128 tokens, the same with 256); one copying warp for several groups along K.
  */
 #include "hk_tile.cuh"
