@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pycuda.driver as cuda
 
-from hybridkern.kernels.cuda import launches
+from hybridkern.kernels.cuda import cache_layout, launches
 from hybridkern.kernels.cuda.driver import Event, Kernels, Memory, Stream, attribute
 from hybridkern.kernels.cuda.images import image_files
 
@@ -27,7 +27,7 @@ class Bench:
         self.kernels = Kernels({p.stem: p.read_bytes() for p in files})
         self.stream, self.processors = Stream(), attribute(16)
         self.pages = -(-CONTEXT // PAGE)
-        self.pool = Memory(self.pages * BLOCKS * launches.cache_head_bytes("f16", 128, 128) * 32)
+        self.pool = Memory(self.pages * BLOCKS * cache_layout.cache_head_bytes("f16", 128, 128) * 32)
         noise = np.random.default_rng(0).standard_normal(32 << 20, np.float32).astype(np.float16)
         for at in range(0, self.pool.nbytes - noise.nbytes + 1, noise.nbytes):
             self.stream.upload(self.pool.address + at, noise)
@@ -72,11 +72,13 @@ class Bench:
 
     def attend(self, n: int, depth: int, heads: int, n_kv: int, dim: int, kv_type: str, early: bool = True) -> float:
         """Seconds of one block's attention."""
-        head = launches.cache_head_bytes(kv_type, dim, dim)
+        head = cache_layout.cache_head_bytes(kv_type, dim, dim)
         step, s, made = self.step(n, depth), self.scratch.address, []
         splits = launches.decode_splits(n, heads, n_kv, self.processors, CONTEXT)
         for b in range(BLOCKS):
-            c = launches.cache_struct(self.pool.address, BLOCKS * n_kv * head, b * n_kv * head, n_kv, dim, dim, kv_type)
+            c = cache_layout.cache_struct(
+                self.pool.address, BLOCKS * n_kv * head, b * n_kv * head, n_kv, dim, dim, kv_type
+            )
             one = launches.attend(
                 step, n, c, kv_type, splits=splits, q=s, out=s + (256 << 20), q_stride=heads * dim,
                 out_stride=heads * dim, partial=s + (512 << 20), arrived=s + (1000 << 20), n_head=heads, window=0,
@@ -115,7 +117,7 @@ def measure(b: Bench, args: argparse.Namespace) -> None:
         row = []
         for depth in (0, 127, 511, 2047, 8191):
             seconds = b.attend(1, depth, heads, n_kv, dim, kv_type)
-            read = (depth + 1) * n_kv * launches.cache_head_bytes(kv_type, dim, dim) / PAGE
+            read = (depth + 1) * n_kv * cache_layout.cache_head_bytes(kv_type, dim, dim) / PAGE
             row.append(f"{depth + 1}: {seconds * 1e6:6.2f} us {read / seconds / 1e9:5.0f} GB/s")
         late = b.attend(1, 8191, heads, n_kv, dim, kv_type, early=False)
         print(

@@ -12,7 +12,7 @@ from cuda_device import Gpu
 from cuda_formats import error
 from gguf.quants import dequantize, quantize
 
-from hybridkern.kernels.cuda import launches
+from hybridkern.kernels.cuda import cache_layout, launches
 
 Floats = npt.NDArray[np.float64]
 KV = ["f16", "q8_0", "q4_0"]
@@ -31,13 +31,13 @@ class Cache:
 
     def __init__(self, gpu: Gpu, kv_type: str, lengths: list[int], n_kv: int, dim_k: int, dim_v: int) -> None:
         rng = np.random.default_rng([n_kv, dim_k, *lengths])
-        head = launches.cache_head_bytes(kv_type, dim_k, dim_v)
+        head = cache_layout.cache_head_bytes(kv_type, dim_k, dim_v)
         offset, page_bytes = 256, n_kv * head + 512
         need = [-(-n // 128) for n in lengths]
         ids = rng.permutation(sum(need) + 3)[: sum(need)]
         self.table = np.full((len(lengths), max(need) + 1), 10**6, np.int32)
         self.keys, self.values = [], []
-        self.struct = launches.cache_struct(
+        self.struct = cache_layout.cache_struct(
             gpu.empty((sum(need) + 3) * page_bytes), page_bytes, offset, n_kv, dim_k, dim_v, kv_type
         )
         for s, n in enumerate(lengths):

@@ -170,7 +170,7 @@ class CudaPart:
         progress: Progress | None,
     ) -> None:
         from hybridkern.kernels.cuda import CudaSet
-        from hybridkern.kernels.cuda.launches import KV_TYPES as GPU_KV_TYPES
+        from hybridkern.kernels.cuda.cache_layout import KV_TYPES as GPU_KV_TYPES
 
         if sizes.kv_type not in GPU_KV_TYPES:
             raise ArgumentError(f"kv_type {sizes.kv_type!r}: a cache on the GPU is {', '.join(GPU_KV_TYPES)}")

@@ -29,7 +29,6 @@ DECODE_SHARED, DECODE_BLOCKS = (98304, 65536), (2, 1)
 # For each size of heads, wide tiles (128 rows) and narrow ones (64); the same for all before sm_80
 PREFILL_SHARED = {64: (50176, 50176), 128: (66560, 81920), 256: (0, 98304)}
 PREFILL_SHARED_SMALL = 50176
-KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2}
 ROW_MODES = {"copy": 0, "silu": 1, "gelu_tanh": 2, "add": 3, "scale": 4, "softcap": 5, "select": 6}
 GLU = {None: 0, "silu": 1, "gelu_tanh": 2}
 ARGMAX_CHUNKS = 64  # of a row of logits
@@ -283,28 +282,3 @@ def topk(step: Struct, n: int, k: int, *, partial: int, width: int, **fields: An
 def argmax(step: Struct, n: int, **fields: Any) -> Launch:
     """The likeliest token of every output row. fields: as in hk_argmax_args; to: {host, next_tokens, ...}."""
     return Launch("hk_argmax", (ARGMAX_CHUNKS, n, 1), (256, 1, 1), 0, a.pack(a.ARGMAX, step=step, **fields))
-
-
-def cache_struct(
-    pages: int, page_bytes: int, block_offset: int, n_kv: int, dim_k: int, dim_v: int, kv_type: str
-) -> Struct:
-    """The struct of a block's cache."""
-    return {
-        "pages": pages,
-        "page_bytes": page_bytes,
-        "block_offset": block_offset,
-        "n_kv": n_kv,
-        "dim_k": dim_k,
-        "dim_v": dim_v,
-        "type": KV_TYPES[kv_type],
-    }
-
-
-def cache_head_bytes(kv_type: str, dim_k: int, dim_v: int) -> int:
-    """Bytes of one KV head in one page of 128 tokens (csrc/cuda/hk_cache.cuh)."""
-
-    def plane(dim: int) -> int:
-        codes = {"f16": 2 * dim, "q8_0": dim, "q4_0": dim // 2}[kv_type]
-        return 128 * (codes + (0 if kv_type == "f16" else dim // 16))
-
-    return plane(dim_k) + plane(dim_v)

@@ -11,7 +11,7 @@ import numpy as np
 from hybridkern.errors import KernelError
 from hybridkern.kernels.interface import Angles, Buffer, KVSpec, Vector, Weight
 
-from . import launches, tiles
+from . import cache_layout, launches, tiles
 from .driver import Kernels, Memory, Stream
 from .fusion import Form, root_of
 from .layout import LAYOUTS, TILE, device_bytes, row_offset
@@ -176,8 +176,10 @@ class DeviceCache:
     """Pages of 128 tokens for all blocks, on the device. page_bytes and offsets are the same for every page."""
 
     def __init__(self, placement: Placement, specs: Iterable[KVSpec], kv_type: str, n_pages: int) -> None:
-        if kv_type not in launches.KV_TYPES:
-            raise KernelError(f"the CUDA set has no cache of type {kv_type}; there are {', '.join(launches.KV_TYPES)}")
+        if kv_type not in cache_layout.KV_TYPES:
+            raise KernelError(
+                f"the CUDA set has no cache of type {kv_type}; there are {', '.join(cache_layout.KV_TYPES)}"
+            )
         self.kv_type, self.n_pages = kv_type, n_pages
         self._offsets: dict[int, int] = {}
         at = 0
@@ -186,11 +188,11 @@ class DeviceCache:
                 if dim % (8 if kv_type == "f16" else 32) or dim > 256:
                     raise KernelError(f"block {s.block}: a cache of type {kv_type} cannot hold heads of {dim} values")
             self._offsets[s.block] = at
-            at += s.n_kv * launches.cache_head_bytes(kv_type, s.head_dim_k, s.head_dim_v)
+            at += s.n_kv * cache_layout.cache_head_bytes(kv_type, s.head_dim_k, s.head_dim_v)
         self.page_bytes = padded(at, 256)
         self.address = placement.memory(self.page_bytes * n_pages, "KV cache")
 
     def struct(self, s: KVSpec) -> launches.Struct:
         """The argument of kernels for a block."""
         at = (self.address, self.page_bytes, self._offsets[s.block], s.n_kv, s.head_dim_k, s.head_dim_v)
-        return launches.cache_struct(*at, self.kv_type)
+        return cache_layout.cache_struct(*at, self.kv_type)
