@@ -7,13 +7,13 @@
  * order and the swizzle that the instruction wants. Barriers say what is there and what is free.
  *
  * A group's conversion of a chunk of 64 x 64 weights takes about as long as the product with 256 tokens: with 256
- * tokens the other group hides it wholly and the matrix units are the limit; with 128 they wait a third of the time.
+ * tokens the other group hides it wholly and the matrix units are the limit; with 128 they wait half of the time.
  * Small products, whose tiles would not fill the chip, share out K between groups of a block (few tokens) or the two
  * blocks of a cluster; sums are added through shared memory, always in the same order.
  *
  * What lost, by measurement on the H200: 256 rows x 128 tokens; four groups for 128 x 128 (too few registers); sharing
- * the tokens of two blocks by multicast (-30 to -40 %); converting a whole chunk ahead into a
- * second set of registers (-8 % with 128 tokens, the same with 256); one copying warp for several groups along K.
+ * the tokens of two blocks by multicast (-30 to -40 %); converting a whole chunk ahead into a second set of registers
+ * (-8 % with 128 tokens, the same with 256); one copying warp for several groups along K.
  */
 #include "hk_tile.cuh"
 

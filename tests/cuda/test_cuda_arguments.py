@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hybridkern.kernels.cuda import arguments, launches
+from hybridkern.kernels.cuda import arguments, launches, tiles
+from hybridkern.kernels.cuda.layout import LAYOUTS
 
 pytestmark = pytest.mark.on_host
 HEADER = Path(__file__).parents[2] / "csrc" / "cuda" / "hk_args.h"
@@ -46,3 +47,17 @@ def test_constants_that_kernels_and_launches_share() -> None:
     assert int(given["HK_CLUSTER"]) == launches.MATVEC_CLUSTER
     assert int(given["HK_MAX_STEP_WARPS"]) == launches.MATVEC_WARPS
     assert int(given["HK_MATVEC_THREADS"]) == int(given["HK_MATVEC_FEW_THREADS"]) == 32 * launches.MATVEC_WARPS
+
+
+def test_tiles_are_those_that_are_compiled() -> None:
+    """The shapes in wgmma.cu, and the registers in hk_tile.cuh that decide how many threads a block has."""
+    text = (HEADER.parent / "wgmma.cu").read_text()
+    compiled = {name: numbers for numbers, name in re.findall(r"typedef shape<([\d, ]+), \w+> shape_(\w+);", text)}
+    for type_name in ("Q4_K", "F16"):
+        for t in tiles.serving(type_name):
+            numbers = (t.tokens, t.groups, t.along, t.steps, t.chunks, t.split)
+            assert compiled.pop(t.name) == ", ".join(map(str, numbers))
+            groups = t.groups * t.along
+            assert t.threads == 128 * groups + (128 if groups == 4 or t.tokens == 256 else 32 * t.along)
+            assert max(t.shared(f) for f in LAYOUTS if t in tiles.serving(f)) <= launches.BLOCK_MEMORY
+    assert not compiled
