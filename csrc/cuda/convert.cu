@@ -170,6 +170,5 @@ HK_FN void convert_iq4_xs(const hk_matrix &m, const u8 *b, int j, s64 i) {
     }
 #define HK_CONVERT_F32(lower, block, bytes)
 #define HK_CONVERT_Q8_32(lower, block, bytes)                    HK_CONVERT(lower, block, bytes)
-#define HK_CONVERT_Q8_256(lower, block, bytes)                   HK_CONVERT(lower, block, bytes)
 #define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act) HK_CONVERT_##act(lower, block, bytes)
 #include "../formats/hk_types.def"

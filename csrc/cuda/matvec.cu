@@ -363,8 +363,7 @@ template <class F, int N> HK_FN void matvec(const hk_matvec_args &a) {
         matvec<unit_##lower, 8>(a);                                                                                    \
     }
 #define HK_MATVEC_F32(lower)
-#define HK_MATVEC_Q8_32(lower)  HK_MATVEC(lower)
-#define HK_MATVEC_Q8_256(lower) HK_MATVEC(lower)
+#define HK_MATVEC_Q8_32(lower) HK_MATVEC(lower)
 #ifdef HK_ONLY
 #define HK_APPLY(name) HK_MATVEC(name)
 HK_APPLY(HK_ONLY)
