@@ -187,5 +187,5 @@ def test_no_source_needs_a_header_of_the_toolkit() -> None:
 
 def test_an_error_shows_the_compilers_words(compiler: nvrtc.Compiler, tmp_path: Path) -> None:
     shutil.copy(SOURCES / "argmax.cu", tmp_path)
-    with pytest.raises(KernelError, match=r"argmax\.cu cannot be compiled[\s\S]*hk_rows\.cuh"):
+    with pytest.raises(KernelError, match=r"argmax\.cu cannot be compiled[\s\S]*hk_\w+\.cuh"):
         compiler.compile(tmp_path / "argmax.cu", ["--gpu-architecture=sm_75"])

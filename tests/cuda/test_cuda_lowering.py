@@ -33,6 +33,12 @@ class FakeMemory:
         pass
 
 
+def convert_all(kernels: Any, pieces: Any, progress: Any) -> None:
+    """Makes the launches of an upload, and copies nothing."""
+    for piece in pieces:
+        assert piece.nbytes > 0 and (piece.to if piece.convert is None else piece.convert(1 << 20))
+
+
 class FakeHostMemory:
     """Memory of the host's own."""
 
@@ -64,6 +70,7 @@ class FakeDevice:
 
 def tape_of(monkeypatch: pytest.MonkeyPatch, path: Path, arch: str, *, wgmma: bool = False, **options: Any) -> CudaTape:
     monkeypatch.setattr(placement, "Memory", FakeMemory)
+    monkeypatch.setattr(placement, "upload", convert_all)
     monkeypatch.setattr(cuda_set, "HostMemory", FakeHostMemory)
     monkeypatch.setattr(cuda_set, "Stream", FakeDevice)
     model = load(write_tiny(path / "tiny.gguf", arch, **options).path)

@@ -89,7 +89,7 @@ CLI = ("-m", "hybridkern", "generate", "-n", "3", "--temp", "0", "-p", "hello", 
         ({"FAKE_CUDA_LOAD": "209"}, "the kernels of this build do not run on Fake 0 (sm_90, driver for CUDA 13.0)"),
         ({"LD_LIBRARY_PATH": "/nowhere"}, "no NVIDIA driver"),
         ({"PYTHONPATH": ""}, "pycuda is not installed"),
-        ({"HYBRIDKERN_CUDA_IMAGES": "/nowhere"}, "HYBRIDKERN_CUDA=ON"),
+        ({"HYBRIDKERN_CUDA_IMAGES": "/nowhere", "HYBRIDKERN_NVRTC": "/nowhere"}, "HYBRIDKERN_CUDA=ON"),
     ],
 )
 def test_no_usable_gpu_is_an_error_when_it_was_asked_for(
