@@ -3,6 +3,9 @@
  * for each width of its micro-kernels, descending, the last one 1 HK_NC_MAX            the largest of them */
 #include "cpu/loops/quant_gemm.h"
 #include "cpu/loops/quant_gemv.h"
+#ifdef HK_RAW_ROWS_KERNELS
+#include "cpu/loops/quant_raw.h"
+#endif
 
 #define HK_NAME__(op, fmt, isa) hk_##op##_##fmt##_##isa
 #define HK_NAME_(op, fmt, isa)  HK_NAME__(op, fmt, isa)
@@ -68,6 +71,16 @@ HK_CLASS(iq4_xs)
 #include "formats/hk_quants.def"
 #undef HK_QUANT
 
+#ifdef HK_RAW_ROWS_KERNELS
+#define HK_QUANT(NAME, fmt, low, high, codes, zero, sub, mins)                                                         \
+    static void HK_NAME(gemv_raw, fmt)(const uint8_t *raw, int64_t row_bytes, int64_t n_rows, int64_t K,               \
+                                       const hk_act *a, float *out) {                                                  \
+        hk_gemv_raw(hk_raw_group_##fmt, raw, row_bytes, n_rows, K, a, out);                                            \
+    }
+#include "formats/hk_quants.def"
+#undef HK_QUANT
+#endif
+
 void HK_FILL_(HK_ISA)(hk_cpu_set *set) {
 #define HK_QUANT(NAME, fmt, low, high, codes, zero, sub, mins)                                                         \
     set->type[HK_##NAME].gemv = HK_NAME(gemv, fmt);                                                                    \
@@ -75,4 +88,11 @@ void HK_FILL_(HK_ISA)(hk_cpu_set *set) {
     set->type[HK_##NAME].gemv_isa = set->type[HK_##NAME].gemm_isa = HK_STR(HK_ISA);
 #include "formats/hk_quants.def"
 #undef HK_QUANT
+#ifdef HK_RAW_ROWS_KERNELS
+#define HK_QUANT(NAME, fmt, low, high, codes, zero, sub, mins)                                                         \
+    set->type[HK_##NAME].gemv_raw = HK_NAME(gemv_raw, fmt);                                                            \
+    set->type[HK_##NAME].gemv_raw_isa = HK_STR(HK_ISA);
+#include "formats/hk_quants.def"
+#undef HK_QUANT
+#endif
 }

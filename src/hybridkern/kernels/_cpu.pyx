@@ -16,6 +16,8 @@ cdef extern from "stdlib.h" nogil:
 
 include "_cpu_decl.pxi"
 
+PANEL_SCRATCH = HK_PANEL_SCRATCH  # bytes of a panel, at most, for weights that stay as raw rows
+
 
 cdef int check(int rc) except -1:
     """Turns the code of a C function into an exception; HK_CANCELLED comes back as 1."""
@@ -70,9 +72,10 @@ cdef class KernelTable:
         self.name = hk_cpu_set_name(index).decode()
 
     def origins(self) -> dict:
-        """Which set each function came from: {format: (gemv, gemm, dequantise)} and {"ops": set}."""
+        """Which set each function came from: {format: (gemv, gemm, dequantise, gemv of raw rows)}, {"ops": set}."""
         found = {hk_types[t].name.decode(): (text(self.table.type[t].gemv_isa), text(self.table.type[t].gemm_isa),
-                                             text(self.table.type[t].dequant_isa)) for t in range(<int>HK_N_TYPES)}
+                                             text(self.table.type[t].dequant_isa), text(self.table.type[t].gemv_raw_isa))
+                 for t in range(<int>HK_N_TYPES)}
         found["ops"] = (text(self.table.op_isa),)
         return found
 

@@ -42,6 +42,7 @@ class LoadOptions:
     mmap: bool
     mlock: bool
     validate: bool
+    repack: bool | None = None
 
     @classmethod
     def checked(cls, **named: Any) -> LoadOptions:

@@ -52,7 +52,8 @@ class Engine:
     most n_batch). kv_type: f16, q8_0, q4_0, f32. threads: for single tokens, threads_batch: for more (default: as
     threads). n_seq: sequences at a time; n_kv_pages: pages of 128 tokens that they share (default: four full contexts).
     file: kept open as long as the engine, for weights that stay mapped. cpu: name of the kernel set. progress(done,
-    total): bytes of weights packed. Calls from several threads queue.
+    total): bytes of weights packed. repack: False multiplies the file's rows as they lie. Calls from several threads
+    queue.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Engine:
         n_kv_pages: int | None = None,
         cpu: str | None = None,
         progress: Progress | None = None,
+        repack: bool = True,
     ) -> None:
         self._closed = True  # until everything is there
         self.n_ctx = _whole("n_ctx", n_ctx, 1, 1 << 30)
@@ -99,6 +101,8 @@ class Engine:
             max_outputs=self.max_outputs,
             threads=self.threads_batch,
             progress=progress,
+            repack=repack,
+            source=file,
         )
         self._program = _cpu.Program([self._tape], self._cache.table.ctypes.data, n_seq)
         self._stepper = Stepper(
@@ -237,7 +241,8 @@ class Engine:
             (
                 self._set.describe(),
                 f"threads: {self.threads} for single tokens, {self.threads_batch} for batches",
-                f"weights: {self._set.weight_bytes / 2**20:.1f} MiB packed",
+                f"weights: {self._set.weight_bytes / 2**20:.1f} MiB packed, {self._set.raw_bytes / 2**20:.1f} MiB as "
+                "they lie in the file",
                 f"buffers: {self._set.buffer_bytes / 2**20:.1f} MiB for steps of {self.n_ubatch} tokens",
                 f"KV cache: {c.kv_type}, {c.n_pages} pages of {PAGE} tokens and {c.page_bytes / 2**20:.2f} MiB each, "
                 f"touched when used; {self.n_ctx} tokens per sequence",

@@ -15,6 +15,7 @@ from hybridkern.text import ChatTemplate, Vocabulary
 
 from .arguments import LoadOptions, token_ids
 from .engine import Engine
+from .footprint import available_memory, packing_bytes
 from .generation import Request, generate
 from .locate import locate
 from .session import Session
@@ -39,6 +40,7 @@ def load(
     mlock: bool = False,
     sha256: str | None = None,
     validate: bool = False,
+    repack: bool | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Model:
     """Load a GGUF model.
@@ -53,6 +55,8 @@ def load(
     mmap, mlock: map the file instead of reading it; keep its pages in memory.
     sha256: refuse the file unless its digest is this.
     validate: read every tensor first and refuse NaN and infinite scales.
+    repack: True packs the weights for the CPU's kernels, which then run fastest; False multiplies the file's rows as
+        they lie, loads at once and needs no memory beside the file's pages. By default False where memory is short.
     progress: called with the bytes of weights that were loaded and that there are.
     """
     options = LoadOptions.checked(
@@ -65,6 +69,7 @@ def load(
         mmap=mmap,
         mlock=mlock,
         validate=validate,
+        repack=repack,
     )
     file = GGUFFile.open(locate(path).path, mmap=mmap, mlock=mlock, sha256=sha256)
     try:
@@ -115,6 +120,7 @@ class Model:
             n_ubatch=options.n_ubatch,
             kv_type=options.kv_type,
             progress=progress,
+            repack=self._repack(options),
         )
         if file.mmap:
             file.check_intact()  # what was lost while it was packed reads as zeros
@@ -124,6 +130,20 @@ class Model:
         self.untidy = False  # some of them may have none any more
         self._templates: dict[str | None, ChatTemplate] = {}
         self.closed = False
+
+    def _repack(self, options: LoadOptions) -> bool:
+        """Whether to pack the weights; where that is decided here against it, says so."""
+        if options.repack is not None or not self.file.mmap:
+            return options.repack is not False
+        need, free = packing_bytes(self.loaded, self.n_ctx, options), available_memory()
+        if free is None or need <= free:
+            return True
+        warnings.warn(
+            f"packing the weights takes {need >> 20} MiB, and {free >> 20} MiB are available: they are multiplied as "
+            "they lie in the file, which is slower (repack=True or --repack packs all the same)",
+            stacklevel=5,
+        )
+        return False
 
     # text and tokens
 
