@@ -116,6 +116,24 @@ cdef class KernelTable:
             at = self.table.op.argmax(<const float *>x, n, &value, &lse, &bad)
         return at, value, lse, bool(bad)
 
+    def survey(self, const float[::1] x) -> tuple:
+        """(index of the largest value, log-sum-exp, bad) of a row."""
+        cdef float value = 0
+        cdef double lse = 0
+        cdef int bad = 0
+        cdef int64_t at
+        with nogil:
+            at = self.table.op.argmax(&x[0], x.shape[0], &value, &lse, &bad)
+        return at, lse, bad
+
+    def topk(self, const float[::1] x, int32_t[::1] ids, float[::1] values) -> int:
+        """Fills `ids` and `values` with the largest of a row, best first; how many there are, 0 where a NaN is among them."""
+        cdef int bad = 0
+        cdef int64_t found
+        with nogil:
+            found = self.table.op.topk(&x[0], x.shape[0], ids.shape[0], &ids[0], &values[0], &bad)
+        return found
+
 
 cdef str text(const char *s):
     return "none" if s == NULL else s.decode()

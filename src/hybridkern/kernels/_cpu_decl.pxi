@@ -27,6 +27,7 @@ cdef extern from "cpu/hk_cpu.h" nogil:
         const char *gemv_raw_isa
     ctypedef struct hk_float_ops:
         int64_t (*argmax)(const float *, int64_t, float *, double *, int *) noexcept nogil
+        int64_t (*topk)(const float *, int64_t, int64_t, int32_t *, float *, int *) noexcept nogil
         hk_quantize_fn quantize[3]
     ctypedef struct hk_cpu_set:
         const char *name
