@@ -1,42 +1,17 @@
 /* Matrix times one column, straight from raw GGUF rows: what decoding uses where weights stay as they lie in the file.
  *
- * Eight rows go side by side. Within a block the integers of a row are added along K, in whatever order is cheap: they
- * are exact. Eight such sums are then turned into one vector, a lane per row, and the block is closed in float exactly
- * as hk_packed.h says: the same bits as packing and multiplying. (Packing a panel into the first cache and multiplying
- * it there gives them too, and serves many columns; for one column it costs several times the product.)
+ * Sixteen rows go side by side, as in a panel. Their scales are transposed to the scale plane of hk_packed.h, block by
+ * block, and decoded as a panel's are; their codes are multiplied where they lie, 32 at a time along K, and the sums of
+ * eight rows are turned into one vector with a lane per row. From there on everything is as hk_packed.h says: the bits
+ * are those of packing and multiplying. (Packing a panel into the first cache and multiplying it there gives them too,
+ * and serves many columns; for one column it costs several times the product.)
  *
  * 256-bit vectors on every instruction set: a raw block holds 32 codes side by side, not more. */
 #ifndef HK_QUANT_RAW_H
 #define HK_QUANT_RAW_H
 
-#include "cpu/loops/quant_unpack.h"
+#include "cpu/loops/quant_gemv.h"
 #include "formats/hk_blocks.h"
-
-enum { HK_RAW_ROWS = 8 };
-
-/* One block's activations. */
-typedef struct hk_raw_act {
-    const int8_t *codes;
-    float d, s;     /* scale; s = d * sum of codes (Q4_1, Q5_1) */
-    int32_t sum;    /* of the codes (blocks of 32) */
-    vi sums;        /* int16: of 16 codes, those of even index, then those of odd */
-    __m128i sums32; /* int16: of 32 codes */
-} hk_raw_act;
-
-HK_INLINE hk_raw_act hk_raw_load_act(const hk_quant *q, const hk_act *a, int64_t b) {
-    const int16_t *sums = a->sums + b * (q->block / 16);
-    hk_raw_act o = {.codes = a->codes + b * q->block, .d = a->scales[b]};
-    if (q->block == 32) {
-        o.sum = sums[0] + sums[1];
-        o.s = o.d * (float)o.sum;
-        return o;
-    }
-    const vi pick = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12, 13, 2,
-                                     3, 6, 7, 10, 11, 14, 15);
-    o.sums = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(vi_load(sums), pick), 0xd8);
-    o.sums32 = _mm_add_epi16(_mm256_castsi256_si128(o.sums), _mm256_extracti128_si256(o.sums, 1));
-    return o;
-}
 
 HK_INLINE uint32_t hk_raw_u32(const void *p) {
     uint32_t x;
@@ -84,178 +59,181 @@ HK_RAW_CODES(q6_k) {
 }
 #undef HK_RAW_CODES
 
-/* Integer scales of a block as int16: of even sub-blocks of 16 in the low half and of odd ones in the high half, or,
- * where sub-blocks have 32 weights, the same eight in both halves. *mins: in the order of the sums that they meet. */
-#define HK_RAW_SCALES(fmt) HK_INLINE vi hk_raw_scales_##fmt(const hk_block_##fmt *b, vi *mins)
-HK_INLINE vi hk_raw_both(__m128i x) { return _mm256_inserti128_si256(_mm256_castsi128_si256(x), x, 1); }
-HK_INLINE __m128i hk_raw_even_odd(__m128i x) {
-    return _mm_shuffle_epi8(x, _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
-}
-HK_INLINE vi hk_raw_scales_6bit(const uint8_t *s, vi *mins) {
-    uint32_t x = hk_raw_u32(s), y = hk_raw_u32(s + 4), z = hk_raw_u32(s + 8);
-    uint32_t s1 = (z & 0x0f0f0f0f) | (x >> 2 & 0x30303030), m1 = (z >> 4 & 0x0f0f0f0f) | (y >> 2 & 0x30303030);
-    vi all = _mm256_cvtepu8_epi16(_mm_setr_epi32((int)(x & 0x3f3f3f3f), (int)s1, (int)(y & 0x3f3f3f3f), (int)m1));
-    *mins = _mm256_permute2x128_si256(all, all, 0x11);
-    return _mm256_permute2x128_si256(all, all, 0x00);
-}
-HK_RAW_SCALES(q4_k) { return hk_raw_scales_6bit(b->scales, mins); }
-HK_RAW_SCALES(q5_k) { return hk_raw_scales_6bit(b->scales, mins); }
-HK_RAW_SCALES(q6_k) {
-    (void)mins;
-    return _mm256_cvtepi8_epi16(hk_raw_even_odd(_mm_loadu_si128((const __m128i *)b->scales)));
-}
-HK_RAW_SCALES(q2_k) {
-    __m128i x = hk_raw_even_odd(_mm_loadu_si128((const __m128i *)b->scales)), low = _mm_set1_epi8(15);
-    *mins = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16(x, 4), low));
-    return _mm256_cvtepu8_epi16(_mm_and_si128(x, low));
-}
-HK_RAW_SCALES(q3_k) {
-    uint32_t x = hk_raw_u32(b->scales), y = hk_raw_u32(b->scales + 4), t = hk_raw_u32(b->scales + 8);
-    (void)mins;
-    __m128i s = _mm_setr_epi32(
-        (int)((x & 0x0f0f0f0f) | (t << 4 & 0x30303030)), (int)((y & 0x0f0f0f0f) | (t << 2 & 0x30303030)),
-        (int)((x >> 4 & 0x0f0f0f0f) | (t & 0x30303030)), (int)((y >> 4 & 0x0f0f0f0f) | (t >> 2 & 0x30303030)));
-    return _mm256_cvtepi8_epi16(hk_raw_even_odd(_mm_sub_epi8(s, _mm_set1_epi8(32))));
-}
-/* Nibbles, and pairs of bits, are spread to bytes by halves. */
-HK_RAW_SCALES(iq4_xs) {
-    uint64_t x = hk_raw_u32(b->scales_l), y = b->scales_h;
-    (void)mins;
-    x = (x | x << 16) & 0x0000ffff0000ffffull;
-    x = (x | x << 8) & 0x00ff00ff00ff00ffull;
-    x = (x | x << 4) & 0x0f0f0f0f0f0f0f0full;
-    y = (y | y << 24) & 0x000000ff000000ffull;
-    y = (y | y << 12) & 0x000f000f000f000full;
-    y = (y | y << 6) & 0x0303030303030303ull;
-    __m128i s = _mm_sub_epi8(_mm_cvtsi64_si128((long long)(x | y << 4)), _mm_set1_epi8(32));
-    return hk_raw_both(_mm_cvtepi8_epi16(s));
-}
-#undef HK_RAW_SCALES
-#define HK_RAW_NO_SCALES(fmt)                                                                                          \
-    HK_INLINE vi hk_raw_scales_##fmt(const hk_block_##fmt *b, vi *mins) { return (void)b, (void)mins, vi_zero(); }
-HK_RAW_NO_SCALES(q4_0)
-HK_RAW_NO_SCALES(q4_1)
-HK_RAW_NO_SCALES(q5_0)
-HK_RAW_NO_SCALES(q5_1)
-HK_RAW_NO_SCALES(q8_0)
-HK_RAW_NO_SCALES(iq4_nl)
-HK_RAW_NO_SCALES(mxfp4)
-#undef HK_RAW_NO_SCALES
-
-/* Products of 32 codes with activations as 16 int16: none exceeds 2 * 127 * 128. */
+/* Products of 32 codes with activations as 8 int32: the first four of weights 0 .. 15, the others of 16 .. 31. */
 HK_INLINE vi hk_raw_products(const hk_quant *q, vi w, vi x) {
     w = hk_code_value(q, w);
-    return hk_is_signed(q) ? vi_maddubs(vi_abs8(w), vi_sign8(x, w)) : vi_maddubs(w, x);
+    vi p = hk_is_signed(q) ? vi_maddubs(vi_abs8(w), vi_sign8(x, w)) : vi_maddubs(w, x);
+    return vi_madd16(p, vi_set16(1));
 }
 
-/* Lane r = the sum of the lanes of v[r]. */
-HK_INLINE vi hk_raw_lanes(const vi *v) {
+/* Lane r = the sum of the lower and of the upper four lanes of v[r]. */
+HK_INLINE void hk_raw_lanes(const vi *v, vi *lower, vi *upper) {
     vi a = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
     vi b = _mm256_hadd_epi32(_mm256_hadd_epi32(v[4], v[5]), _mm256_hadd_epi32(v[6], v[7]));
-    return vi_add32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+    *lower = _mm256_permute2x128_si256(a, b, 0x20);
+    *upper = _mm256_permute2x128_si256(a, b, 0x31);
 }
 
-/* Eight fp16 numbers, `step` bytes apart. */
-HK_INLINE vf hk_raw_halves(const uint8_t *p, const int64_t *row) {
-    uint64_t x[2] = {0, 0};
+/* 16-bit numbers at p of 16 rows, side by side. */
+HK_INLINE void hk_raw_halves(const uint8_t *const *row, int64_t at, uint8_t *dst) {
+    uint64_t x[4] = {0};
     HK_UNROLL
-    for (int r = 0; r < HK_RAW_ROWS; r++) {
+    for (int r = 0; r < 16; r++) {
         uint16_t h;
-        memcpy(&h, p + row[r], 2);
+        memcpy(&h, row[r] + at, 2);
         x[r / 4] |= (uint64_t)h << (16 * (r % 4));
     }
-    return _mm256_cvtph_ps(_mm_set_epi64x((long long)x[1], (long long)x[0]));
+    /* one vector, since it is loaded as one */
+    _mm256_storeu_si256((__m256i *)dst,
+                        _mm256_setr_epi64x((long long)x[0], (long long)x[1], (long long)x[2], (long long)x[3]));
 }
 
-HK_INLINE vf hk_raw_e8m0(const uint8_t *p, const int64_t *row) {
-    uint64_t x = 0;
+/* Bytes at .. at + 15 of 16 rows: line i of dst takes byte `skip` + i, for n of them. */
+HK_INLINE void hk_raw_transpose(const uint8_t *const *row, int64_t at, int skip, int n, uint8_t *dst) {
+    __m128i a[16], b[16];
     HK_UNROLL
-    for (int r = 0; r < HK_RAW_ROWS; r++)
-        x |= (uint64_t)p[row[r]] << (8 * r);
-    return vf_of_e8m0_half((const uint8_t *)&x);
+    for (int r = 0; r < 16; r++)
+        a[r] = _mm_loadu_si128((const __m128i *)(row[r] + at));
+#define HK_RAW_STAGE(from, to)                                                                                         \
+    HK_UNROLL                                                                                                          \
+    for (int i = 0; i < 8; i++) {                                                                                      \
+        to[2 * i] = _mm_unpacklo_epi8(from[i], from[i + 8]);                                                           \
+        to[2 * i + 1] = _mm_unpackhi_epi8(from[i], from[i + 8]);                                                       \
+    }
+    HK_RAW_STAGE(a, b)
+    HK_RAW_STAGE(b, a)
+    HK_RAW_STAGE(a, b)
+    HK_RAW_STAGE(b, a)
+#undef HK_RAW_STAGE
+    HK_UNROLL
+    for (int i = 0; i < n; i++)
+        _mm_storeu_si128((__m128i *)(dst + 16 * i), a[skip + i]);
 }
 
-typedef void (*hk_gemv_raw_group)(const uint8_t *raw, const int64_t *row, int64_t K, const hk_act *a, int64_t ahead,
+/* The scale plane of one block of 16 rows; no byte behind a block is touched. */
+#define HK_RAW_AT(fmt, field) offsetof(hk_block_##fmt, field)
+#define HK_RAW_PLANE(fmt)     HK_INLINE void hk_raw_plane_##fmt(const uint8_t *const *row, int64_t at, uint8_t *plane)
+#define HK_RAW_PLANE_D(fmt)                                                                                            \
+    HK_RAW_PLANE(fmt) { hk_raw_halves(row, at + HK_RAW_AT(fmt, d), plane); }
+#define HK_RAW_PLANE_DM(fmt)                                                                                           \
+    HK_RAW_PLANE(fmt) {                                                                                                \
+        hk_raw_halves(row, at + HK_RAW_AT(fmt, d), plane);                                                             \
+        hk_raw_halves(row, at + HK_RAW_AT(fmt, m), plane + 32);                                                        \
+    }
+#define HK_RAW_PLANE_DMINS(fmt, n)                                                                                     \
+    HK_RAW_PLANE(fmt) {                                                                                                \
+        hk_raw_halves(row, at + HK_RAW_AT(fmt, d), plane);                                                             \
+        hk_raw_halves(row, at + HK_RAW_AT(fmt, dmin), plane + 32);                                                     \
+        hk_raw_transpose(row, at + HK_RAW_AT(fmt, scales), 0, n, plane + 64);                                          \
+    }
+HK_RAW_PLANE_D(q4_0)
+HK_RAW_PLANE_D(q5_0)
+HK_RAW_PLANE_D(q8_0)
+HK_RAW_PLANE_D(iq4_nl)
+HK_RAW_PLANE_DM(q4_1)
+HK_RAW_PLANE_DM(q5_1)
+HK_RAW_PLANE_DMINS(q4_k, 12)
+HK_RAW_PLANE_DMINS(q5_k, 12)
+HK_RAW_PLANE_DMINS(q2_k, 16)
+HK_RAW_PLANE(q6_k) {
+    hk_raw_halves(row, at + HK_RAW_AT(q6_k, d), plane);
+    hk_raw_transpose(row, at + HK_RAW_AT(q6_k, scales), 0, 16, plane + 32);
+}
+HK_RAW_PLANE(q3_k) {
+    hk_raw_halves(row, at + HK_RAW_AT(q3_k, d), plane);
+    hk_raw_transpose(row, at + HK_RAW_AT(q3_k, scales) - 2, 2, 12, plane + 32);
+}
+HK_RAW_PLANE(iq4_xs) {
+    hk_raw_halves(row, at + HK_RAW_AT(iq4_xs, d), plane);
+    hk_raw_halves(row, at + HK_RAW_AT(iq4_xs, scales_h), plane + 32);
+    hk_raw_transpose(row, at + HK_RAW_AT(iq4_xs, scales_l), 0, 4, plane + 64);
+}
+HK_RAW_PLANE(mxfp4) {
+    uint64_t x[2] = {0};
+    HK_UNROLL
+    for (int r = 0; r < 16; r++)
+        x[r / 8] |= (uint64_t)row[r][at] << (8 * (r % 8));
+    _mm_storeu_si128((__m128i *)plane, _mm_set_epi64x((long long)x[1], (long long)x[0]));
+}
+
+typedef void (*hk_gemv_raw_panel)(const uint8_t *const *row, int64_t K, const hk_act *a, const uint8_t *next,
                                   float *out);
 
-/* Where the scales are in a block, and its kernel: eight rows at raw + row[r]. */
-#define HK_RAW_KERNEL(NAME, fmt, d_at, m_at)                                                                           \
-    static void hk_raw_group_##fmt(const uint8_t *raw, const int64_t *row, int64_t K, const hk_act *a, int64_t ahead,  \
+/* Sixteen rows. They are read in 16 places at once, which hardware follows badly; but they are one piece of memory, and
+ * so are the next 16 rows at `next`: these are asked for in order, a part with every 32 weights of eight rows. */
+HK_INLINE void hk_raw_prefetch(const uint8_t *next, int bytes, int part) {
+    HK_UNROLL
+    for (int i = 0; i < bytes; i += 64)
+        _mm_prefetch((const char *)next + part * bytes + i, _MM_HINT_T1);
+}
+
+#define HK_RAW_KERNEL(NAME, fmt)                                                                                       \
+    HK_INLINE vf hk_raw_chunk_##fmt(const uint8_t *const *row, int64_t at, const hk_block_act *x, const int16_t *sums, \
+                                    const hk_sub_scales *s, int i, int half) {                                         \
+        const hk_quant *q = &hk_quant_##fmt;                                                                           \
+        vi v[8], lower, upper, codes = vi_load(x->codes + 32 * i);                                                     \
+        HK_UNROLL                                                                                                      \
+        for (int r = 0; r < 8; r++)                                                                                    \
+            v[r] = hk_raw_products(q, hk_raw_codes_##fmt((const hk_block_##fmt *)(row[r] + at), i), codes);            \
+        hk_raw_lanes(v, &lower, &upper);                                                                               \
+        if (q->block == 256 && q->sub == 16) {                                                                         \
+            if (q->zero) {                                                                                             \
+                lower = _mm256_sub_epi32(lower, _mm256_set1_epi32(q->zero * sums[2 * i]));                             \
+                upper = _mm256_sub_epi32(upper, _mm256_set1_epi32(q->zero * sums[2 * i + 1]));                         \
+            }                                                                                                          \
+            lower = vi_mullo32(lower, vi_rows32(s->s[2 * i], half));                                                   \
+            upper = vi_mullo32(upper, vi_rows32(s->s[2 * i + 1], half));                                               \
+            return vf_of_int(vi_add32(lower, upper));                                                                  \
+        }                                                                                                              \
+        lower = vi_add32(lower, upper);                                                                                \
+        if (q->zero)                                                                                                   \
+            lower = _mm256_sub_epi32(lower, _mm256_set1_epi32(q->zero * (sums[2 * i] + sums[2 * i + 1])));             \
+        return vf_of_int(q->block == 256 ? vi_mullo32(lower, vi_rows32(s->s[i], half)) : lower);                       \
+    }                                                                                                                  \
+    static void hk_raw_panel_##fmt(const uint8_t *const *row, int64_t K, const hk_act *a, const uint8_t *next,         \
                                    float *out) {                                                                       \
         const hk_quant *q = &hk_quant_##fmt;                                                                           \
-        vf c = vf_zero();                                                                                              \
-        for (int64_t b = 0; b < K / HK_BLOCK_##NAME; b++, raw += HK_BYTES_##NAME) {                                    \
-            hk_raw_act x = hk_raw_load_act(q, a, b);                                                                   \
-            vi sum[HK_RAW_ROWS], mins[HK_RAW_ROWS];                                                                    \
-            HK_UNROLL                                                                                                  \
-            for (int r = 0; r < HK_RAW_ROWS; r++) {                                                                    \
-                const hk_block_##fmt *w = (const hk_block_##fmt *)(raw + row[r]);                                      \
-                if (q->block == 32 ? b % 2 == 0 : 1)                                                                   \
-                    _mm_prefetch((const char *)w + ahead, _MM_HINT_T1);                                                \
-                if (HK_BYTES_##NAME > 64)                                                                              \
-                    _mm_prefetch((const char *)w + ahead + 64, _MM_HINT_T1);                                           \
-                if (HK_BYTES_##NAME > 128)                                                                             \
-                    _mm_prefetch((const char *)w + ahead + 128, _MM_HINT_T1);                                          \
-                if (q->block == 32) {                                                                                  \
-                    vi p = hk_raw_products(q, hk_raw_codes_##fmt(w, 0), vi_load(x.codes));                             \
-                    sum[r] = vi_madd16(p, vi_set16(1));                                                                \
-                    continue;                                                                                          \
-                }                                                                                                      \
-                vi min = vi_zero(), s = hk_raw_scales_##fmt(w, &min), t = vi_zero();                                   \
+        vf c[2] = {vf_zero(), vf_zero()};                                                                              \
+        for (int64_t b = 0, at = 0; b < K / HK_BLOCK_##NAME; b++, at += HK_BYTES_##NAME) {                             \
+            const int16_t *sums = a->sums + b * (q->block / 16);                                                       \
+            hk_block_act x = {.codes = a->codes + b * q->block, .d = a->scales + b * (q->block / 32)};                 \
+            _Alignas(32) uint8_t plane[16 * 20];                                                                       \
+            hk_sub_scales s;                                                                                           \
+            if (q->mins)                                                                                               \
+                hk_scaled_sums(q, x.d, sums, q->block / 32, x.s);                                                      \
+            hk_raw_plane_##fmt(row, at, plane);                                                                        \
+            hk_sub_scales_##fmt(plane, &s);                                                                            \
+            for (int h = 0; h < 2; h++) {                                                                              \
+                vf f = vf_zero();                                                                                      \
                 HK_UNROLL                                                                                              \
-                for (int i = 0; i < 8; i++) {                                                                          \
-                    vi p = hk_raw_products(q, hk_raw_codes_##fmt(w, i), vi_load(x.codes + 32 * i));                    \
-                    vi scale = _mm256_shuffle_epi8(s, vi_set16(0x0100 * (2 * i + 1) + 2 * i));                         \
-                    t = vi_add32(t, vi_madd16(p, scale));                                                              \
+                for (int i = 0; i < q->block / 32; i++) {                                                              \
+                    hk_raw_prefetch(next + 16 * at, q->block == 32 ? 8 * HK_BYTES_##NAME : HK_BYTES_##NAME,            \
+                                    q->block == 32 ? h : 8 * h + i);                                                   \
+                    vf t = hk_raw_chunk_##fmt(row + 8 * h, at, &x, sums, &s, i, h);                                    \
+                    f = q->block == 32 ? t : vf_fma(vf_set(x.d[i]), t, f);                                             \
                 }                                                                                                      \
-                if (q->zero)                                                                                           \
-                    t = _mm256_sub_epi32(t, vi_mullo32(vi_madd16(s, x.sums), _mm256_set1_epi32(q->zero)));             \
-                sum[r] = t;                                                                                            \
-                if (q->mins)                                                                                           \
-                    mins[r] =                                                                                          \
-                        q->sub == 16 ? vi_madd16(min, x.sums) : vi_madd16(min, _mm256_zextsi128_si256(x.sums32));      \
+                c[h] = hk_close_block(q, plane, &x, &s, h, f, c[h]);                                                   \
             }                                                                                                          \
-            vi isum = hk_raw_lanes(sum);                                                                               \
-            if (q->block == 32 && q->zero)                                                                             \
-                isum = _mm256_sub_epi32(isum, _mm256_set1_epi32(q->zero * x.sum));                                     \
-            vf d = q->e8m0 ? hk_raw_e8m0(raw + (d_at), row) : hk_raw_halves(raw + (d_at), row);                        \
-            c = vf_fma(vf_mul(d, vf_set(x.d)), vf_of_int(isum), c);                                                    \
-            if (q->mins && q->block == 32)                                                                             \
-                c = vf_fma(hk_raw_halves(raw + (m_at), row), vf_set(x.s), c);                                          \
-            if (q->mins && q->block == 256)                                                                            \
-                c = vf_fnma(vf_mul(hk_raw_halves(raw + (m_at), row), vf_set(x.d)), vf_of_int(hk_raw_lanes(mins)), c);  \
         }                                                                                                              \
-        vf_store(out, c);                                                                                              \
+        vf_store(out, c[0]);                                                                                           \
+        vf_store(out + 8, c[1]);                                                                                       \
     }
 
-#define HK_AT(fmt, field) offsetof(hk_block_##fmt, field)
-HK_RAW_KERNEL(Q4_0, q4_0, HK_AT(q4_0, d), 0)
-HK_RAW_KERNEL(Q4_1, q4_1, HK_AT(q4_1, d), HK_AT(q4_1, m))
-HK_RAW_KERNEL(Q5_0, q5_0, HK_AT(q5_0, d), 0)
-HK_RAW_KERNEL(Q5_1, q5_1, HK_AT(q5_1, d), HK_AT(q5_1, m))
-HK_RAW_KERNEL(Q8_0, q8_0, HK_AT(q8_0, d), 0)
-HK_RAW_KERNEL(Q2_K, q2_k, HK_AT(q2_k, d), HK_AT(q2_k, dmin))
-HK_RAW_KERNEL(Q3_K, q3_k, HK_AT(q3_k, d), 0)
-HK_RAW_KERNEL(Q4_K, q4_k, HK_AT(q4_k, d), HK_AT(q4_k, dmin))
-HK_RAW_KERNEL(Q5_K, q5_k, HK_AT(q5_k, d), HK_AT(q5_k, dmin))
-HK_RAW_KERNEL(Q6_K, q6_k, HK_AT(q6_k, d), 0)
-HK_RAW_KERNEL(IQ4_NL, iq4_nl, HK_AT(iq4_nl, d), 0)
-HK_RAW_KERNEL(IQ4_XS, iq4_xs, HK_AT(iq4_xs, d), 0)
-HK_RAW_KERNEL(MXFP4, mxfp4, HK_AT(mxfp4, e), 0)
-#undef HK_AT
+#define HK_QUANT(NAME, fmt, low, high, codes, zero, sub, mins) HK_RAW_KERNEL(NAME, fmt)
+#include "formats/hk_quants.def"
+#undef HK_QUANT
 
 /* Rows that do not exist are computed from the last one, and count as zero. */
-static void hk_gemv_raw(hk_gemv_raw_group group, const uint8_t *raw, int64_t row_bytes, int64_t n_rows, int64_t K,
+static void hk_gemv_raw(hk_gemv_raw_panel panel, const uint8_t *raw, int64_t row_bytes, int64_t n_rows, int64_t K,
                         const hk_act *a, float *out) {
-    const int64_t padded = (n_rows + HK_PANEL - 1) / HK_PANEL * HK_PANEL;
-    for (int64_t r0 = 0; r0 < padded; r0 += HK_RAW_ROWS) {
-        int64_t row[HK_RAW_ROWS];
-        for (int64_t r = 0; r < HK_RAW_ROWS; r++)
-            row[r] = (r0 + r < n_rows ? r0 + r : n_rows - 1) * row_bytes;
-        group(raw, row, K, a, HK_RAW_ROWS * row_bytes, out + r0);
+    for (int64_t r0 = 0; r0 < n_rows; r0 += HK_PANEL) {
+        const uint8_t *row[HK_PANEL];
+        for (int64_t r = 0; r < HK_PANEL; r++)
+            row[r] = raw + (r0 + r < n_rows ? r0 + r : n_rows - 1) * row_bytes;
+        panel(row, K, a, raw + (r0 + HK_PANEL) * row_bytes, out + r0);
+        for (int64_t r = n_rows - r0; r < HK_PANEL; r++)
+            out[r0 + r] = 0;
     }
-    for (int64_t r = n_rows; r < padded; r++)
-        out[r] = 0;
 }
 
 #endif
