@@ -3,6 +3,9 @@
  * for each width of its micro-kernels, descending, the last one 1 HK_NC_MAX            the largest of them */
 #include "cpu/loops/quant_gemm.h"
 #include "cpu/loops/quant_gemv.h"
+#ifdef HK_FEW_COLUMNS
+#include "cpu/loops/quant_few.h"
+#endif
 #ifdef HK_RAW_ROWS_KERNELS
 #include "cpu/loops/quant_raw.h"
 #endif
@@ -52,6 +55,24 @@ HK_CLASS(q5_k)
 HK_CLASS(q6_k)
 HK_CLASS(iq4_xs)
 
+#ifdef HK_FEW_COLUMNS
+#define HK_TRY_FEW(fmt)                                                                                                \
+    if (hk_is_few(&hk_quant_##fmt, n_cols, K)) {                                                                       \
+        hk_gemm_few_##fmt(panels, n_panels, K, a, n_cols, out, out_stride, scratch);                                   \
+        return;                                                                                                        \
+    }
+#define HK_QUANT(NAME, fmt, low, high, codes, zero, sub, mins)                                                         \
+    static void hk_gemm_few_##fmt(const uint8_t *panels, int64_t n_panels, int64_t K, const hk_act *a, int64_t n_cols, \
+                                  float *out, int64_t out_stride, void *scratch) {                                     \
+        hk_gemm_few(&hk_quant_##fmt, HK_##NAME, hk_sub_scales_##fmt, panels, n_panels, K, a, n_cols, out, out_stride,  \
+                    scratch);                                                                                          \
+    }
+#include "formats/hk_quants.def"
+#undef HK_QUANT
+#else
+#define HK_TRY_FEW(fmt)
+#endif
+
 #define HK_QUANT(NAME, fmt, low, high, codes, zero, sub, mins)                                                         \
     static void hk_stage_codes_##fmt(const uint8_t *src, int n32, const hk_sub_scales *s, vi *dst, int rv) {           \
         hk_stage_codes(&hk_quant_##fmt, src, n32, s, dst, rv);                                                         \
@@ -63,6 +84,7 @@ HK_CLASS(iq4_xs)
                                                {0, HK_MICRO_OF(1, HK_CLASS_##fmt), HK_MICRO_OF(2, HK_CLASS_##fmt)}};   \
     static void HK_NAME(gemm, fmt)(const uint8_t *panels, int64_t n_panels, int64_t K, const hk_act *a,                \
                                    int64_t n_cols, float *out, int64_t out_stride, void *scratch) {                    \
+        HK_TRY_FEW(fmt)                                                                                                \
         hk_gemm_quant(&hk_plan_##fmt, panels, n_panels, K, a, n_cols, out, out_stride, scratch);                       \
     }                                                                                                                  \
     static void HK_NAME(gemv, fmt)(const uint8_t *panels, int64_t n_panels, int64_t K, const hk_act *a, float *out) {  \

@@ -196,11 +196,12 @@ HK_INLINE void hk_raw_prefetch(const uint8_t *next, int bytes, int part) {
         vf c[2] = {vf_zero(), vf_zero()};                                                                              \
         for (int64_t b = 0, at = 0; b < K / HK_BLOCK_##NAME; b++, at += HK_BYTES_##NAME) {                             \
             const int16_t *sums = a->sums + b * (q->block / 16);                                                       \
-            hk_block_act x = {.codes = a->codes + b * q->block, .d = a->scales + b * (q->block / 32)};                 \
+            float sum[16];                                                                                             \
+            hk_block_act x = {a->codes + b * q->block, a->scales + b * (q->block / 32), sum, NULL};                    \
             _Alignas(32) uint8_t plane[16 * 20];                                                                       \
             hk_sub_scales s;                                                                                           \
             if (q->mins)                                                                                               \
-                hk_scaled_sums(q, x.d, sums, q->block / 32, x.s);                                                      \
+                hk_scaled_sums(q, x.d, sums, q->block / 32, sum);                                                      \
             hk_raw_plane_##fmt(row, at, plane);                                                                        \
             hk_sub_scales_##fmt(plane, &s);                                                                            \
             for (int h = 0; h < 2; h++) {                                                                              \

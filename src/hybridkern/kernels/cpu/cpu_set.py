@@ -9,6 +9,7 @@ from hybridkern.kernels.interface import Buffer, Op
 
 from .build import CacheLayout, TapeBuilder
 from .fusion import fuse
+from .outputs import select_early
 from .selection import chosen_name, runnable, table_named
 from .weights import CpuWeights, Progress, Source
 
@@ -44,7 +45,7 @@ class CpuSet:
         `logits` is the buffer that each step's slot provides. progress(done, total) hears of packed bytes. repack:
         False multiplies raw rows. source: the file of the weights, which is given back as they are packed.
         """
-        fused = fuse(ops, logits)
+        fused = fuse(select_early(ops), logits)
         weights = CpuWeights(
             (p.args[1] for f in fused for p in f.products),
             threads,
