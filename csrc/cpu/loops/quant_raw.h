@@ -181,14 +181,14 @@ HK_INLINE void hk_raw_prefetch(const uint8_t *next, int bytes, int part) {
                 lower = _mm256_sub_epi32(lower, _mm256_set1_epi32(q->zero * sums[2 * i]));                             \
                 upper = _mm256_sub_epi32(upper, _mm256_set1_epi32(q->zero * sums[2 * i + 1]));                         \
             }                                                                                                          \
-            lower = vi_mullo32(lower, vi_rows32(s->s[2 * i], half));                                                   \
-            upper = vi_mullo32(upper, vi_rows32(s->s[2 * i + 1], half));                                               \
+            lower = _mm256_mullo_epi32(lower, vi_rows32(s->s[2 * i], half));                                           \
+            upper = _mm256_mullo_epi32(upper, vi_rows32(s->s[2 * i + 1], half));                                       \
             return vf_of_int(vi_add32(lower, upper));                                                                  \
         }                                                                                                              \
         lower = vi_add32(lower, upper);                                                                                \
         if (q->zero)                                                                                                   \
             lower = _mm256_sub_epi32(lower, _mm256_set1_epi32(q->zero * (sums[2 * i] + sums[2 * i + 1])));             \
-        return vf_of_int(q->block == 256 ? vi_mullo32(lower, vi_rows32(s->s[i], half)) : lower);                       \
+        return vf_of_int(q->block == 256 ? _mm256_mullo_epi32(lower, vi_rows32(s->s[i], half)) : lower);               \
     }                                                                                                                  \
     static void hk_raw_panel_##fmt(const uint8_t *const *row, int64_t K, const hk_act *a, const uint8_t *next,         \
                                    float *out) {                                                                       \
