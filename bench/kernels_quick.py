@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/kernels"))
-from quant_lib import GEMM, GEMV, QUANTS, Activations, Format, Library, aligned, built_isas, compile_library
+from quant_lib import GEMM, GEMV, GEMV_RAW, QUANTS, Activations, Format, Library, aligned, built_isas, compile_library
 from quant_reference import random_raw
 
 PEAKS = r"""
@@ -123,6 +123,19 @@ class Case:
             return len(self.matrix) / s / 1e9
         return (self.copies if n < 16 else 1) * self.rows * self.k * n / s / 1e9
 
+    def raw_rate(self, seconds: float) -> float:
+        """GB/s of raw rows by one column; 0 where the set has no kernel for them."""
+        kernel = self.lib.dll.hkt_kernel(self.lib.sets[self.isa], self.f.index, 3)
+        if not kernel:
+            return 0.0
+        copies = max(1, (96 << 20) // self.raw.nbytes)
+        rows, call, a = np.tile(self.raw, (copies, 1)), GEMV_RAW(kernel), ctypes.addressof(self.struct)
+        out = np.empty(len(rows) + 16, np.float32)
+        s = median_seconds(
+            lambda: call(rows.ctypes.data, rows.strides[0], len(rows), self.k, a, out.ctypes.data), seconds
+        )
+        return rows.nbytes / s / 1e9
+
     def pack_rate(self) -> float:
         return self.raw.nbytes / median_seconds(lambda: self.lib.pack(self.f, self.raw, self.k), 0.05) / 1e9
 
@@ -142,11 +155,11 @@ def main() -> None:
         isa = args.isa or list(lib.sets)[-1]
         read, multiply = peaks(tmp)
         print(f"{isa}, one core: reads {read:.1f} GB/s, multiplies {multiply:.1f} GMAC/s; n = 1: GB/s, else GMAC/s")
-        print(f"{'':8}" + "".join(f"{n:>8}" for n in args.columns) + "    pack GB/s")
+        print(f"{'':8}" + "".join(f"{n:>8}" for n in args.columns) + "  raw GB/s  pack GB/s")
         for f in args.formats:
             case = Case(lib, isa, QUANTS[f], args.rows, args.cols, max(args.columns))
             rates = "".join(f"{case.rate(n, args.seconds):8.1f}" for n in args.columns)
-            print(f"{f:8}{rates}{case.pack_rate():10.2f}", flush=True)
+            print(f"{f:8}{rates}{case.raw_rate(args.seconds):10.1f}{case.pack_rate():11.2f}", flush=True)
 
 
 if __name__ == "__main__":

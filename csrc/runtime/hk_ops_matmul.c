@@ -4,6 +4,9 @@
  * there are too few chunks for the threads. Each thread owns a contiguous range, so that it reads memory in order, and
  * takes what is left of the others' when it is done. How the space is cut changes no bit of the result: a row's product
  * with a column is computed by one call whatever else the call computes.
+ *
+ * A weight that stays raw is packed on the way, a few panels at a time into the thread's scratch memory, and multiplied
+ * there; for a column or two it is multiplied as it lies, where the kernel set can. The bits are the same.
  */
 #include <string.h>
 
@@ -13,6 +16,8 @@
 #define MAX_CHUNK_MACS     (96ll << 20) /* some 10 ms on one slow core: cancels are seen between chunks */
 #define MAX_CHUNK_PANELS   16
 #define MAX_TILE_COLS      512
+#define RAW_COLS           3            /* more columns than that are worth the packing */
+#define RAW_PANEL_BYTES    (256 * 1024) /* packed at a time: stays in the second cache */
 
 typedef struct plan {
     int64_t panels; /* per chunk */
@@ -71,18 +76,46 @@ static void epilogue(const hk_run *r, const hk_part *w, int64_t r0, int64_t n_ro
     }
 }
 
+static void multiply(const hk_op *op, const hk_part *w, const uint8_t *panels, int64_t n_panels, const hk_act *a,
+                     int64_t n_cols, float *out, int64_t stride, uint8_t *scratch) {
+    if (n_cols == 1)
+        w->gemv(panels, n_panels, op->K, a, out);
+    else
+        w->gemm(panels, n_panels, op->K, a, n_cols, out, stride, scratch + HK_SCRATCH_GEMM);
+}
+
+static void multiply_raw(const hk_run *r, const hk_op *op, const hk_part *w, int64_t p0, int64_t n_panels, int64_t c0,
+                         int64_t n_cols, float *out, int64_t stride, uint8_t *scratch) {
+    const uint8_t *raw = w->raw + p0 * HK_PANEL * w->row_bytes;
+    int64_t rows = w->rows - p0 * HK_PANEL < n_panels * HK_PANEL ? w->rows - p0 * HK_PANEL : n_panels * HK_PANEL;
+    if (w->gemv_raw && n_cols <= RAW_COLS) {
+        for (int64_t c = 0; c < n_cols; c++) {
+            hk_act a = hk_act_from(r->tape, w->act, c0 + c);
+            w->gemv_raw(raw, w->row_bytes, rows, op->K, &a, out + c * stride);
+        }
+        return;
+    }
+    hk_act a = hk_act_from(r->tape, w->act, c0);
+    int64_t step = RAW_PANEL_BYTES / w->panel_bytes > 1 ? RAW_PANEL_BYTES / w->panel_bytes : 1;
+    for (int64_t p = 0; p < n_panels; p += step) {
+        int64_t n = n_panels - p < step ? n_panels - p : step, at = p * HK_PANEL;
+        hk_pack((hk_type)w->type, raw + at * w->row_bytes, w->row_bytes, rows - at, op->K, 0, n,
+                scratch + HK_SCRATCH_PANEL);
+        multiply(op, w, scratch + HK_SCRATCH_PANEL, n, &a, n_cols, out + at, stride, scratch);
+    }
+}
+
 static void run_chunk(const hk_run *r, const hk_op *op, const hk_part *w, int64_t p0, int64_t n_panels, int64_t c0,
                       int64_t n_cols, uint8_t *scratch) {
     hk_act a = hk_act_from(r->tape, w->act, c0);
-    const uint8_t *panels = w->panels + p0 * w->panel_bytes;
     float *stage = w->staged ? (float *)(scratch + HK_SCRATCH_TILE) : NULL;
     int64_t r0 = p0 * HK_PANEL, n_rows = n_panels * HK_PANEL;
     float *out = stage ? stage : hk_row(r->tape, w->out, c0) + r0;
     int64_t stride = stage ? n_rows : r->tape->buffers[w->out.buf].stride;
-    if (n_cols == 1)
-        w->gemv(panels, n_panels, op->K, &a, out);
+    if (w->panels)
+        multiply(op, w, w->panels + p0 * w->panel_bytes, n_panels, &a, n_cols, out, stride, scratch);
     else
-        w->gemm(panels, n_panels, op->K, &a, n_cols, out, stride, scratch + HK_SCRATCH_GEMM);
+        multiply_raw(r, op, w, p0, n_panels, c0, n_cols, out, stride, scratch);
     if (stage || w->bias || w->add.buf >= 0)
         epilogue(r, w, r0, n_rows, c0, n_cols, stage, stride);
 }

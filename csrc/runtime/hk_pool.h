@@ -53,6 +53,8 @@ int hk_pool_workers(void);
 #define HK_SCRATCH_TILE  (768 * 1024)
 #define HK_TILE_BYTES    (512 * 1024)
 #define HK_SCRATCH_HEADS (HK_SCRATCH_TILE + HK_TILE_BYTES)
-#define HK_SCRATCH_BYTES (HK_SCRATCH_HEADS + 2048 * 1024)
+#define HK_SCRATCH_PANEL (HK_SCRATCH_HEADS + 2048 * 1024)
+#define HK_PANEL_SCRATCH (2048 * 1024) /* panels of weights that stay raw: at least one must fit */
+#define HK_SCRATCH_BYTES (HK_SCRATCH_PANEL + HK_PANEL_SCRATCH)
 
 #endif

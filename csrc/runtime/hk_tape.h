@@ -64,10 +64,14 @@ typedef struct hk_kv_layout {
 
 /* One weight of a group of products that share their input. */
 typedef struct hk_part {
-    const uint8_t *panels;
+    const uint8_t *panels; /* packed; NULL: the weight stays as it lies in the file, `rows` raw rows at `raw` */
     int64_t n_panels, panel_bytes;
+    const uint8_t *raw;
+    int64_t row_bytes, rows;
+    int32_t type; /* hk_type */
     hk_gemv_fn gemv;
     hk_gemm_fn gemm;
+    hk_gemv_raw_fn gemv_raw; /* or NULL */
     const float *bias;
     hk_view out, add;
     int32_t act;

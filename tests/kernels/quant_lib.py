@@ -35,7 +35,8 @@ int hkt_fill(int i, const char *name) {
 int hkt_cpu_fill(int i) { return hk_cpu_fill(i, &sets[i]); }
 void *hkt_kernel(int i, int t, int which) {
     hk_type_kernels *k = &sets[i].type[t];
-    return which == 0 ? (void *)k->gemv : which == 1 ? (void *)k->gemm : (void *)k->dequant;
+    return which == 0 ? (void *)k->gemv : which == 1 ? (void *)k->gemm : which == 2 ? (void *)k->dequant
+                                                                                  : (void *)k->gemv_raw;
 }
 const char *hkt_origin(int i, int t, int which) {
     hk_type_kernels *k = &sets[i].type[t];
@@ -121,6 +122,7 @@ class Act(ctypes.Structure):
 P, I64, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 GEMV = ctypes.CFUNCTYPE(None, P, I64, I64, P, P)
 GEMM = ctypes.CFUNCTYPE(None, P, I64, I64, P, I64, P, I64, P)
+GEMV_RAW = ctypes.CFUNCTYPE(None, P, I64, I64, I64, P, P)
 DEQUANT = ctypes.CFUNCTYPE(None, P, I64, P)
 
 
@@ -207,6 +209,16 @@ class Library:
         assert (out[:, -16:].view(np.uint32) == 0xFFFFFFFF).all(), "gemm wrote past its rows"
         assert (self.scratch[-64:] == 0xA5).all(), "gemm wrote past its scratch"
         return out[:, :-16].copy()
+
+    def gemv_raw(self, isa: str, f: Format, raw: np.ndarray, cols: int, act: Activations, column: int) -> np.ndarray:
+        rows = raw.shape[0]
+        out = aligned((rows + 15) // 16 * 64 + 64, 0xFF).view(np.float32)
+        call = GEMV_RAW(self.dll.hkt_kernel(self.sets[isa], f.index, 3))
+        a = act.struct(column)
+        call(raw.ctypes.data, raw.strides[0], rows, cols, ctypes.addressof(a), out.ctypes.data)
+        assert (out[-16:].view(np.uint32) == 0xFFFFFFFF).all(), "gemv_raw wrote past its rows"
+        assert not out[rows:-16].any(), "rows that do not exist are not zero"
+        return out[:rows].copy()
 
     def dequant(self, isa: str, f: Format, raw: np.ndarray) -> np.ndarray:
         blocks = raw.size // f.bytes

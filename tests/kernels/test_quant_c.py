@@ -97,6 +97,24 @@ def test_own_kernels(kernels: tuple[Library, str], fmt: Format) -> None:
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8, 17, 18])
+def test_raw_rows(native: Library, fmt: Format, blocks: int) -> None:
+    """The product with raw rows: against integers, and against the bits of the documented steps."""
+    rng = np.random.default_rng(blocks)
+    act = random_act(rng, fmt, 3, blocks)
+    isas = [isa for isa in native.sets if native.dll.hkt_kernel(native.sets[isa], fmt.index, 3)]
+    assert isas == [isa for isa in native.sets if isa == "avx2"]
+    for rows in (1, 7, 8, 9, 16, 17, 41):
+        raw = ref.random_raw(fmt.lower, rng, rows, blocks, fmt.bytes)
+        end = np.zeros(rows * (raw.shape[1] + 7), np.uint8)  # rows with a stride
+        wide = end.reshape(rows, -1)[:, : raw.shape[1]]
+        wide[:] = raw
+        w = ref.decode(fmt.lower, raw, fmt.bytes)
+        for isa in isas:
+            got = np.stack([native.gemv_raw(isa, fmt, wide, blocks * fmt.block, act, i) for i in range(3)])
+            check(got, w, act)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8, 17, 18])
 def test_gemv_and_gemm(kernels: tuple[Library, str], fmt: Format, blocks: int) -> None:
     lib, isa = kernels
     rng = np.random.default_rng(blocks)
@@ -173,6 +191,8 @@ def test_extremes_are_exact(kernels: tuple[Library, str], fmt: Format) -> None:
     assert np.array_equal(got[:, : len(raw)], want)
     for n in range(len(codes)):
         assert same_bits(lib.gemv(isa, fmt, packed, k, act, n), got[n])
+        if isa == "avx2":
+            assert np.array_equal(lib.gemv_raw(isa, fmt, raw, k, act, n), want[n])
 
 
 def test_odd_scales(kernels: tuple[Library, str], fmt: Format) -> None:
@@ -199,6 +219,8 @@ def test_odd_scales(kernels: tuple[Library, str], fmt: Format) -> None:
     assert same_bits(got, want)
     for n in range(5):
         assert same_bits(lib.gemv(isa, fmt, packed, 3 * fmt.block, act, n), got[n])
+        if isa == "avx2":
+            assert same_bits(lib.gemv_raw(isa, fmt, raw, 3 * fmt.block, act, n), want[n])
 
 
 def test_pack_ranges(native: Library, fmt: Format) -> None:

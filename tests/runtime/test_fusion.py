@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tiny import ARCHITECTURES
 
 from hybridkern.errors import KernelError
 from hybridkern.kernels.cpu.fusion import fuse
-from hybridkern.kernels.interface import Buffer, Recorder, Vector, Weight
+from hybridkern.kernels.cpu.outputs import select_early
+from hybridkern.kernels.interface import Buffer, Op, Recorder, Vector, Weight
 
 
 def weight(rows: int, cols: int, kind: str = "Q4_K") -> Weight:
@@ -83,3 +85,30 @@ def test_unknown_operations_are_refused():
     r._record("fly", Buffer("x", 1), Vector("v", np.zeros(1)))
     with pytest.raises(KernelError, match="'fly'"):
         fuse(r.ops)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_rows_without_outputs_are_left_out(tiny, arch):
+    r = Recorder()
+    logits = tiny(arch).record(r)
+    ops = select_early(r.ops)
+    last = max(i for i, op in enumerate(ops) if op.kind == "attend")
+    assert ops[: last + 1] == r.ops[: last + 1]
+    behind = ops[last + 1 :]
+    assert [op.kind for op in behind[:3]] == ["select", "select", "matmul"]
+    assert all(b.rows == "outputs" for op in behind[2:] for b in (op.out, *op.args) if isinstance(b, Buffer))
+    assert {op.args[0].name for op in behind[:2]} == {"attended", "x"}
+    assert any(op.out is logits for op in behind)
+    assert [op.kind for op in behind[2:]] == [
+        op.kind for op in r.ops[last + 1 :] if op.kind not in ("select", "observe")
+    ]
+
+
+def test_what_is_not_row_by_row_keeps_the_selection_where_it_is(tiny):
+    r = Recorder()
+    tiny("llama").record(r)
+    at = [op.kind for op in r.ops].index("select")
+    observed = [*r.ops[:at], Op("observe", r.ops[at].args[0], (r.ops[at].args[0],), {"name": "x"}), *r.ops[at:]]
+    assert select_early(observed) == observed
+    again = [*r.ops, Op("scale", r.ops[at].args[0], (r.ops[at].args[0],), {"factor": 2.0})]  # of the tokens' rows
+    assert select_early(again) == again

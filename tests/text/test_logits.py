@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridkern.text import logits as rows
 from hybridkern.text.logits import argmax_logsumexp, topk
 
 
@@ -34,6 +35,19 @@ def test_topk_of_real_sizes(n: int, k: int) -> None:
     logits[rng.integers(0, n, n // 3)] = -np.inf
     logits[-3:] = 9.0
     np.testing.assert_array_equal(topk(logits, k), sorted_ids(logits)[:k])
+
+
+@pytest.mark.parametrize("n", [7, 49_152, 262_144])
+def test_kernels_and_numpy_choose_the_same(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = np.random.default_rng(n).standard_normal(n).astype(np.float32)
+    logits[logits > 3] = 3.0
+    made = [topk(logits, k) for k in (1, 5, 40)], argmax_logsumexp(logits)
+    assert made[0][2].dtype == np.int32  # a kernel's
+    monkeypatch.setattr(rows, "_for_kernels", lambda row: False)
+    for k, ids in zip((1, 5, 40), made[0], strict=True):
+        np.testing.assert_array_equal(ids, topk(logits, k))
+    best, total = argmax_logsumexp(logits)
+    assert (best, pytest.approx(total, abs=2e-5)) == made[1]
 
 
 @settings(max_examples=60, deadline=None)

@@ -3,6 +3,8 @@
 #define HK_ISA              avx2
 #define HK_NC_LIST(X, f, r) X(4, f, r) X(3, f, r) X(2, f, r) X(1, f, r)
 #define HK_NC_MAX           4
+#define HK_FEW_COLUMNS      8
+#define HK_RAW_ROWS_KERNELS /* the sets above use these too: longer vectors do not fit raw blocks */
 #include "cpu/avx2/vec_int.h"
 #include "cpu/loops/mac_madd.h"
 #include "cpu/loops/quant_fill.h"

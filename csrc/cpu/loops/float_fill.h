@@ -17,9 +17,9 @@
 #include "float_attend.h"
 
 static void hk_fill_float(hk_cpu_set *set, const char *isa) {
-    const hk_type_kernels f32 = {hk_gemv_f32, hk_gemm_f32, hk_dequant_f32, isa, isa, isa};
-    const hk_type_kernels f16 = {hk_gemv_f16, hk_gemm_f16, hk_dequant_f16, isa, isa, isa};
-    const hk_type_kernels bf16 = {hk_gemv_bf16, hk_gemm_bf16, hk_dequant_bf16, isa, isa, isa};
+    const hk_type_kernels f32 = {hk_gemv_f32, hk_gemm_f32, hk_dequant_f32, isa, isa, isa, NULL, NULL};
+    const hk_type_kernels f16 = {hk_gemv_f16, hk_gemm_f16, hk_dequant_f16, isa, isa, isa, NULL, NULL};
+    const hk_type_kernels bf16 = {hk_gemv_bf16, hk_gemm_bf16, hk_dequant_bf16, isa, isa, isa, NULL, NULL};
     set->type[HK_F32] = f32;
     set->type[HK_F16] = f16;
     set->type[HK_BF16] = bf16;

@@ -3,6 +3,12 @@
  * for each width of its micro-kernels, descending, the last one 1 HK_NC_MAX            the largest of them */
 #include "cpu/loops/quant_gemm.h"
 #include "cpu/loops/quant_gemv.h"
+#ifdef HK_FEW_COLUMNS
+#include "cpu/loops/quant_few.h"
+#endif
+#ifdef HK_RAW_ROWS_KERNELS
+#include "cpu/loops/quant_raw.h"
+#endif
 
 #define HK_NAME__(op, fmt, isa) hk_##op##_##fmt##_##isa
 #define HK_NAME_(op, fmt, isa)  HK_NAME__(op, fmt, isa)
@@ -49,6 +55,24 @@ HK_CLASS(q5_k)
 HK_CLASS(q6_k)
 HK_CLASS(iq4_xs)
 
+#ifdef HK_FEW_COLUMNS
+#define HK_TRY_FEW(fmt)                                                                                                \
+    if (hk_is_few(&hk_quant_##fmt, n_cols, K)) {                                                                       \
+        hk_gemm_few_##fmt(panels, n_panels, K, a, n_cols, out, out_stride, scratch);                                   \
+        return;                                                                                                        \
+    }
+#define HK_QUANT(NAME, fmt, low, high, codes, zero, sub, mins)                                                         \
+    static void hk_gemm_few_##fmt(const uint8_t *panels, int64_t n_panels, int64_t K, const hk_act *a, int64_t n_cols, \
+                                  float *out, int64_t out_stride, void *scratch) {                                     \
+        hk_gemm_few(&hk_quant_##fmt, HK_##NAME, hk_sub_scales_##fmt, panels, n_panels, K, a, n_cols, out, out_stride,  \
+                    scratch);                                                                                          \
+    }
+#include "formats/hk_quants.def"
+#undef HK_QUANT
+#else
+#define HK_TRY_FEW(fmt)
+#endif
+
 #define HK_QUANT(NAME, fmt, low, high, codes, zero, sub, mins)                                                         \
     static void hk_stage_codes_##fmt(const uint8_t *src, int n32, const hk_sub_scales *s, vi *dst, int rv) {           \
         hk_stage_codes(&hk_quant_##fmt, src, n32, s, dst, rv);                                                         \
@@ -60,6 +84,7 @@ HK_CLASS(iq4_xs)
                                                {0, HK_MICRO_OF(1, HK_CLASS_##fmt), HK_MICRO_OF(2, HK_CLASS_##fmt)}};   \
     static void HK_NAME(gemm, fmt)(const uint8_t *panels, int64_t n_panels, int64_t K, const hk_act *a,                \
                                    int64_t n_cols, float *out, int64_t out_stride, void *scratch) {                    \
+        HK_TRY_FEW(fmt)                                                                                                \
         hk_gemm_quant(&hk_plan_##fmt, panels, n_panels, K, a, n_cols, out, out_stride, scratch);                       \
     }                                                                                                                  \
     static void HK_NAME(gemv, fmt)(const uint8_t *panels, int64_t n_panels, int64_t K, const hk_act *a, float *out) {  \
@@ -68,6 +93,16 @@ HK_CLASS(iq4_xs)
 #include "formats/hk_quants.def"
 #undef HK_QUANT
 
+#ifdef HK_RAW_ROWS_KERNELS
+#define HK_QUANT(NAME, fmt, low, high, codes, zero, sub, mins)                                                         \
+    static void HK_NAME(gemv_raw, fmt)(const uint8_t *raw, int64_t row_bytes, int64_t n_rows, int64_t K,               \
+                                       const hk_act *a, float *out) {                                                  \
+        hk_gemv_raw(hk_raw_panel_##fmt, raw, row_bytes, n_rows, K, a, out);                                            \
+    }
+#include "formats/hk_quants.def"
+#undef HK_QUANT
+#endif
+
 void HK_FILL_(HK_ISA)(hk_cpu_set *set) {
 #define HK_QUANT(NAME, fmt, low, high, codes, zero, sub, mins)                                                         \
     set->type[HK_##NAME].gemv = HK_NAME(gemv, fmt);                                                                    \
@@ -75,4 +110,11 @@ void HK_FILL_(HK_ISA)(hk_cpu_set *set) {
     set->type[HK_##NAME].gemv_isa = set->type[HK_##NAME].gemm_isa = HK_STR(HK_ISA);
 #include "formats/hk_quants.def"
 #undef HK_QUANT
+#ifdef HK_RAW_ROWS_KERNELS
+#define HK_QUANT(NAME, fmt, low, high, codes, zero, sub, mins)                                                         \
+    set->type[HK_##NAME].gemv_raw = HK_NAME(gemv_raw, fmt);                                                            \
+    set->type[HK_##NAME].gemv_raw_isa = HK_STR(HK_ISA);
+#include "formats/hk_quants.def"
+#undef HK_QUANT
+#endif
 }

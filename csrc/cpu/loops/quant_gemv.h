@@ -15,24 +15,33 @@
 /* One block's activations. */
 typedef struct hk_block_act {
     const int8_t *codes;
-    const float *d;    /* scales, one for 32 */
-    float s[16];       /* scale times sum of a sub-block, for minima and offsets */
-    int32_t start[16]; /* of the accumulators, per sub-block */
+    const float *d;       /* scales, one for 32 */
+    const float *s;       /* scale times sum of a sub-block, for minima and offsets */
+    const int32_t *start; /* of the accumulators, per sub-block */
 } hk_block_act;
 
-HK_INLINE void hk_load_act(const hk_quant *q, const hk_act *a, int64_t b, hk_block_act *o) {
+/* s, start: memory for 16 */
+HK_INLINE hk_block_act hk_load_act(const hk_quant *q, const hk_act *a, int64_t b, float *s, int32_t *start) {
     const int16_t *sums = a->sums + b * (q->block / 16);
-    o->codes = a->codes + b * q->block;
-    o->d = a->scales + b * (q->block / 32);
+    hk_block_act o = {a->codes + b * q->block, a->scales + b * (q->block / 32), s, start};
     if (hk_zero_point(q))
-        hk_starts(q, o->codes, sums, q->block / q->sub, o->start);
+        hk_starts(q, o.codes, sums, q->block / q->sub, start);
     if (q->mins)
-        hk_scaled_sums(q, o->d, sums, q->block / 32, o->s);
+        hk_scaled_sums(q, o.d, sums, q->block / 32, s);
+    return o;
+}
+
+/* The integer scales of chunk c of 32 weights. */
+HK_INLINE void hk_chunk_scales(const hk_quant *q, const hk_sub_scales *s, int c, int half, hk_scale *scale) {
+    if (q->block == 32)
+        return;
+    scale[0] = hk_scale_rows(s->s[32 / q->sub * c], half);
+    if (q->sub == 16)
+        scale[1] = hk_scale_rows(s->s[2 * c + 1], half);
 }
 
 /* The sum of scale * dot over the 32 weights of chunk c, already unpacked: an exact integer. */
-HK_INLINE vf hk_dot_chunk(const hk_quant *q, const vi *w, const hk_block_act *a, const hk_sub_scales *s, int c,
-                          int half) {
+HK_INLINE vf hk_dot_chunk(const hk_quant *q, const vi *w, const hk_block_act *a, const hk_scale *scale, int c) {
     const int run = hk_run(q), groups = q->sub / 4;
     vi sum = vi_zero();
     hk_sum scaled;
@@ -48,9 +57,9 @@ HK_INLINE vf hk_dot_chunk(const hk_quant *q, const vi *w, const hk_block_act *a,
         if (q->block == 32)
             sum = hk_flush(sum, acc);
         else if (t0 == 0)
-            scaled = hk_sum_first(acc, hk_scale_rows(s->s[j], half));
+            scaled = hk_sum_first(acc, scale[0]);
         else
-            scaled = hk_sum_next(scaled, acc, hk_scale_rows(s->s[j], half));
+            scaled = hk_sum_next(scaled, acc, scale[t0 / groups]);
     }
     return q->block == 32 ? vf_of_int(sum) : hk_sum_value(scaled);
 }
@@ -84,7 +93,9 @@ HK_INLINE void hk_gemv_block(const hk_quant *q, hk_sub_scales_fn sub_scales, con
         HK_UNROLL
         for (int h = 0; h < HK_PV; h++) {
             hk_unpack8(q, codes, i, h, w);
-            vf x = hk_dot_chunk(q, w, a, &s, i, h);
+            hk_scale scale[2];
+            hk_chunk_scales(q, &s, i, h, scale);
+            vf x = hk_dot_chunk(q, w, a, scale, i);
             f[h] = q->block == 32 ? x : vf_fma(vf_set(a->d[i]), x, f[h]);
         }
         HK_UNROLL
@@ -102,12 +113,13 @@ HK_INLINE void hk_gemv_quant(const hk_quant *q, hk_type t, hk_sub_scales_fn sub_
     for (int64_t p = 0; p < n_panels; p++, panels += panel_bytes, out += HK_PANEL) {
         const uint8_t *plane = panels, *codes = panels + plane_bytes;
         vf c[HK_PV];
-        hk_block_act x;
+        float s[16];
+        int32_t start[16];
         for (int h = 0; h < HK_PV; h++)
             c[h] = vf_zero();
         for (int64_t b = 0; b < K / q->block; b++) {
             __builtin_prefetch(plane + HK_PREFETCH / 4);
-            hk_load_act(q, a, b, &x);
+            hk_block_act x = hk_load_act(q, a, b, s, start);
             hk_gemv_block(q, sub_scales, plane, codes, &x, c);
             plane += 16 * q->scale_bytes;
             codes += 16 * q->code_bytes;

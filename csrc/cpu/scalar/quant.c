@@ -127,8 +127,12 @@ INLINE void gemm(const hk_quant *q, hk_type t, sub_scales_fn sub_scales, const u
 
 void hk_fill_quant_scalar(hk_cpu_set *set) {
 #define HK_QUANT(NAME, fmt, low, high, codes, zero, sub, mins)                                                         \
-    set->type[HK_##NAME] = (hk_type_kernels){                                                                          \
-        hk_gemv_##fmt##_scalar, hk_gemm_##fmt##_scalar, hk_dequant_##fmt##_scalar, "scalar", "scalar", "scalar"};
+    set->type[HK_##NAME] = (hk_type_kernels){.gemv = hk_gemv_##fmt##_scalar,                                           \
+                                             .gemm = hk_gemm_##fmt##_scalar,                                           \
+                                             .dequant = hk_dequant_##fmt##_scalar,                                     \
+                                             .gemv_isa = "scalar",                                                     \
+                                             .gemm_isa = "scalar",                                                     \
+                                             .dequant_isa = "scalar"};
 #include "formats/hk_quants.def"
 #undef HK_QUANT
 }

@@ -64,11 +64,11 @@ def _show_kernels(chosen: str) -> None:
 
     origins = table_named(chosen).origins()
     (ops,) = origins.pop("ops")
-    table = Table("format", "matrix x vector", "matrix x matrix", "dequantise")
+    table = Table("format", "matrix x vector", "matrix x matrix", "dequantise", "raw rows x vector")
     for name, sets in origins.items():
-        table.add_row(name, *sets)
+        table.add_row(name, *(isa if isa != "none" else "packed on the way" for isa in sets))
     table.add_section()
-    table.add_row("float operations", ops, ops, ops)
+    table.add_row("float operations", ops, ops, ops, "")
     console().print(table)
 
 

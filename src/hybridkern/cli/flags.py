@@ -83,6 +83,15 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-mmap", dest="mmap", action="store_false", help="read the file instead of mapping it")
     group.add_argument("--mmap", dest="mmap", action="store_true", default=True, help=argparse.SUPPRESS)
     group.add_argument("--mlock", action="store_true", help="keep the file's pages in memory")
+    group.add_argument(
+        "-nr",
+        "--no-repack",
+        dest="repack",
+        action="store_false",
+        default=None,
+        help="multiply the file's rows as they lie: loads at once, runs slower (default: only where memory is short)",
+    )
+    group.add_argument("--repack", dest="repack", action="store_true", help="pack the weights even then")
     group.add_argument("-v", "--verbose", action="store_true", help="say more, with tracebacks")
 
 
@@ -161,6 +170,7 @@ def load_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "mlock": args.mlock,
         "sha256": args.sha256,
         "validate": args.validate,
+        "repack": args.repack,
     }
 
 

@@ -58,7 +58,6 @@ TABLE: tuple[Known, ...] = (
     _note("-np --parallel", "one command writes one text", 1),
     _note("-cb --cont-batching -nocb --no-cont-batching", "one command writes one text"),
     _note("-kvu --kv-unified", "the KV cache is always one pool of pages"),
-    _note("-nr --no-repack", "weights are always repacked for the CPU's kernels"),
     _note("--no-host", _WHOLE),
     # memory and threads
     _note("-ctkd --cache-type-k-draft", "there is no draft model", 1),

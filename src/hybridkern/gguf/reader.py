@@ -129,14 +129,20 @@ class GGUFFile:
         storage.load(info.offset, info.nbytes)
         return storage.address(info.offset)
 
-    def release(self, name: str) -> None:
-        """Give the memory of a tensor back, once it has been copied elsewhere; the next `data` brings it back.
+    def prefetch(self, name: str, start: int = 0, nbytes: int | None = None) -> None:
+        """Have the system read bytes of a mapped tensor ahead, without waiting for them."""
+        info, storage = self._locate(name)
+        storage.prefetch(info.offset + start, info.nbytes - start if nbytes is None else nbytes)
+
+    def release(self, name: str, start: int = 0, nbytes: int | None = None) -> None:
+        """Give the memory of a tensor, or of `nbytes` of it from byte `start` on, back, once it has been copied
+        elsewhere; the next `data` brings it back.
 
         Earlier views of the tensor stay safe to read; with mmap=False they hold zeros until `data` is called again.
         Does nothing with mlock.
         """
         info, storage = self._locate(name)
-        storage.release(info.offset, info.nbytes)
+        storage.release(info.offset + start, info.nbytes - start if nbytes is None else nbytes)
 
     def check_intact(self) -> None:
         """Raise GGUFError if a file was cut short since it was opened; cheap enough to ask after every step.

@@ -78,6 +78,9 @@ class Storage:
     def load(self, offset: int, nbytes: int) -> None:
         """Make sure that the range holds the file's bytes; GGUFError where they cannot be read."""
 
+    def prefetch(self, offset: int, nbytes: int) -> None:
+        """Have the system begin to read a range of a mapped file."""
+
     def release(self, offset: int, nbytes: int) -> None:
         """Give the whole pages inside the range back to the system; the next load brings the bytes back."""
 
@@ -111,6 +114,11 @@ class MappedStorage(Storage):
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._map.guard(self._bytes.ctypes.data, len(self._map))
 
+    def prefetch(self, offset: int, nbytes: int) -> None:
+        first, last = (offset - self.start) // PAGE * PAGE, min(offset + nbytes, self.size) - self.start
+        if (memory := self._map) is not None and last > first:
+            memory.madvise(mmap.MADV_WILLNEED, first, last - first)
+
     def release(self, offset: int, nbytes: int) -> None:
         if (memory := self._map) is not None:
             self._discard(memory, offset, nbytes)
@@ -137,12 +145,12 @@ class AnonymousStorage(Storage):
             raise OutOfMemoryError(f"{shown_path(path)}: {problem}") from e
         self._map: mmap.mmap | None = memory
         self._bytes = np.frombuffer(memoryview(memory).toreadonly(), np.uint8)
-        self._loaded: set[int] = set()
+        self._loaded: dict[int, int] = {}  # offset -> bytes
         self._lock = threading.Lock()
 
     def load(self, offset: int, nbytes: int) -> None:
         with self._lock:
-            if offset in self._loaded or self._map is None:
+            if self._loaded.get(offset, -1) >= nbytes or self._map is None:
                 return
             with memoryview(self._map) as memory:
                 at, end = offset, offset + nbytes
@@ -157,12 +165,13 @@ class AnonymousStorage(Storage):
                         problem = f"was cut short from {self.size} to {at} bytes while in use"
                         raise GGUFError(f"{shown_path(self.path)}: the file {problem}")
                     at += got
-            self._loaded.add(offset)
+            self._loaded[offset] = nbytes
 
     def release(self, offset: int, nbytes: int) -> None:
         with self._lock:
             if self._map is not None and self._discard(self._map, offset, nbytes):
-                self._loaded.discard(offset)
+                end = offset + nbytes
+                self._loaded = {at: n for at, n in self._loaded.items() if at >= end or at + n <= offset}
 
     def close(self) -> None:
         super().close()

@@ -16,6 +16,8 @@ cdef extern from "stdlib.h" nogil:
 
 include "_cpu_decl.pxi"
 
+PANEL_SCRATCH = HK_PANEL_SCRATCH  # bytes of a panel, at most, for weights that stay as raw rows
+
 
 cdef int check(int rc) except -1:
     """Turns the code of a C function into an exception; HK_CANCELLED comes back as 1."""
@@ -73,9 +75,10 @@ cdef class KernelTable:
         self.name = hk_cpu_set_name(index).decode()
 
     def origins(self) -> dict:
-        """Which set each function came from: {format: (gemv, gemm, dequantise)} and {"ops": set}."""
+        """Which set each function came from: {format: (gemv, gemm, dequantise, gemv of raw rows)}, {"ops": set}."""
         found = {hk_types[t].name.decode(): (text(self.table.type[t].gemv_isa), text(self.table.type[t].gemm_isa),
-                                             text(self.table.type[t].dequant_isa)) for t in range(<int>HK_N_TYPES)}
+                                             text(self.table.type[t].dequant_isa), text(self.table.type[t].gemv_raw_isa))
+                 for t in range(<int>HK_N_TYPES)}
         found["ops"] = (text(self.table.op_isa),)
         return found
 
@@ -115,6 +118,24 @@ cdef class KernelTable:
         with nogil:
             at = self.table.op.argmax(<const float *>x, n, &value, &lse, &bad)
         return at, value, lse, bool(bad)
+
+    def survey(self, const float[::1] x) -> tuple:
+        """(index of the largest value, log-sum-exp, bad) of a row."""
+        cdef float value = 0
+        cdef double lse = 0
+        cdef int bad = 0
+        cdef int64_t at
+        with nogil:
+            at = self.table.op.argmax(&x[0], x.shape[0], &value, &lse, &bad)
+        return at, lse, bad
+
+    def topk(self, const float[::1] x, int32_t[::1] ids, float[::1] values) -> int:
+        """Fills `ids` and `values` with the largest of a row, best first; how many there are, 0 where a NaN is among them."""
+        cdef int bad = 0
+        cdef int64_t found
+        with nogil:
+            found = self.table.op.topk(&x[0], x.shape[0], ids.shape[0], &ids[0], &values[0], &bad)
+        return found
 
 
 cdef str text(const char *s):

@@ -15,6 +15,7 @@ cdef extern from "cpu/hk_cpu.h" nogil:
     ctypedef void (*hk_gemm_fn)(const uint8_t *, int64_t, int64_t, const void *, int64_t, float *, int64_t, void *) noexcept nogil
     ctypedef void (*hk_dequant_fn)(const uint8_t *, int64_t, float *) noexcept nogil
     ctypedef void (*hk_quantize_fn)(const float *, int64_t, int8_t *, float *, int16_t *) noexcept nogil
+    ctypedef void (*hk_gemv_raw_fn)(const uint8_t *, int64_t, int64_t, int64_t, const void *, float *) noexcept nogil
     ctypedef struct hk_type_kernels:
         hk_gemv_fn gemv
         hk_gemm_fn gemm
@@ -22,8 +23,11 @@ cdef extern from "cpu/hk_cpu.h" nogil:
         const char *gemv_isa
         const char *gemm_isa
         const char *dequant_isa
+        hk_gemv_raw_fn gemv_raw
+        const char *gemv_raw_isa
     ctypedef struct hk_float_ops:
         int64_t (*argmax)(const float *, int64_t, float *, double *, int *) noexcept nogil
+        int64_t (*topk)(const float *, int64_t, int64_t, int32_t *, float *, int *) noexcept nogil
         hk_quantize_fn quantize[3]
     ctypedef struct hk_cpu_set:
         const char *name
@@ -61,6 +65,7 @@ cdef extern from "runtime/hk_pool.h" nogil:
         HK_ERR_ARGUMENT
         HK_ERR_DEVICE
         HK_MAX_THREADS
+        HK_PANEL_SCRATCH
     void hk_pool_set_cores(int n)
     int hk_pool_workers()
 
@@ -107,8 +112,12 @@ cdef extern from "runtime/hk_tape.h" nogil:
     ctypedef struct hk_part:
         const uint8_t *panels
         int64_t n_panels, panel_bytes
+        const uint8_t *raw
+        int64_t row_bytes, rows
+        int32_t type
         hk_gemv_fn gemv
         hk_gemm_fn gemm
+        hk_gemv_raw_fn gemv_raw
         const float *bias
         hk_view out
         hk_view add

@@ -136,17 +136,25 @@ cdef class Tape:
         op.vector, op.number = <const float *>weight, eps
 
     def matmul(self, bint sync, int64_t K, parts):
-        """parts: (type, panels address, rows, bias address, out, add, activation, staged)."""
+        """parts: (type, address, bytes per raw row or 0 where it is packed, rows, bias address, out, add, activation,
+        staged)."""
         cdef hk_op *op = self.append(HK_OP_MATMUL, sync, None, None, None, ())
         cdef hk_part *p
         op.K = K
         if len(parts) > HK_MAX_PARTS:
             raise KernelError("too many products in one group")
-        for t, panels, rows, bias, out, add, act, staged in parts:
+        for t, address, row_bytes, rows, bias, out, add, act, staged in parts:
             p = &op.parts[op.n_parts]
             op.n_parts += 1
-            p.panels, p.n_panels, p.panel_bytes = <const uint8_t *><uintptr_t>panels, (rows + 15) // 16, hk_panel_bytes(t, K)
+            p.n_panels, p.panel_bytes, p.rows, p.type = (rows + 15) // 16, hk_panel_bytes(t, K), rows, t
+            if row_bytes:
+                if p.panel_bytes > HK_PANEL_SCRATCH:
+                    raise KernelError("rows are too long to be multiplied as they lie in the file")
+                p.raw, p.row_bytes = <const uint8_t *><uintptr_t>address, row_bytes
+            else:
+                p.panels = <const uint8_t *><uintptr_t>address
             p.gemv, p.gemm = self.table.table.type[<int>t].gemv, self.table.table.type[<int>t].gemm
+            p.gemv_raw = self.table.table.type[<int>t].gemv_raw
             if p.gemv == NULL or p.gemm == NULL:
                 raise KernelError(f"no kernel multiplies {hk_types[<int>t].name.decode()}")
             p.bias, p.out, p.add = <const float *><uintptr_t>bias, view_of(out), view_of(add)

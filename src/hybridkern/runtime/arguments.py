@@ -44,6 +44,7 @@ class LoadOptions:
     validate: bool
     n_gpu_layers: int | str | None = None
     device: int = 0
+    repack: bool | None = None
 
     @classmethod
     def checked(cls, **named: Any) -> LoadOptions:

@@ -55,7 +55,8 @@ class Engine:
     (default: as threads). n_seq: sequences at a time; n_kv_pages: pages of 128 tokens that they share (default: four
     full contexts, on a GPU one and some pages). file: kept open as long as the engine, for weights that stay mapped.
     device: the number of the GPU that everything lies on, None for the CPU. cpu: name of the CPU's kernel set.
-    progress(done, total): bytes of weights packed or uploaded. Calls from several threads queue.
+    progress(done, total): bytes of weights packed or uploaded. repack: False multiplies the file's rows on the CPU as
+    they lie. Calls from several threads queue.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Engine:
         device: int | None = None,
         cpu: str | None = None,
         progress: Progress | None = None,
+        repack: bool = True,
     ) -> None:
         self._closed = True  # until everything is there
         self.n_ctx = _whole("n_ctx", n_ctx, 1, 1 << 30)
@@ -97,8 +99,9 @@ class Engine:
         self._file = file
         sizes = Sizes(self.n_ubatch, self.max_outputs, n_pages, n_seq, pages, kv_type)
         made = recorder.ops, logits, graph_source.kv_specs, sizes
+        both = self.threads, self.threads_batch
         self.part: Part = (
-            CpuPart(*made, threads=(self.threads, self.threads_batch), cpu=cpu, progress=progress)
+            CpuPart(*made, threads=both, cpu=cpu, progress=progress, repack=repack, source=file)
             if device is None
             else CudaPart(*made, device=device, progress=progress)
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
-from hybridkern.model import ModelConfig
+from hybridkern.model import LoadedModel, ModelConfig
+
+from .arguments import LoadOptions
 
 PAGE = 128  # tokens per page of the KV cache
 _LINE = 64  # planes are padded to cache lines
@@ -37,6 +40,32 @@ def step_bytes(config: ModelConfig, n_tokens: int) -> int:
         for b in config.blocks
     )
     return 4 * (n_tokens * (3 * config.n_embd + widest) + config.n_vocab)
+
+
+def packing_bytes(model: LoadedModel, n_ctx: int, options: LoadOptions) -> int:
+    """What a model takes beside its file's pages if its weights are packed: them, one full context, and a step."""
+    weights = model.weights
+    tables = 0 if weights.tied else weights.embedding.data.nbytes  # stays in the file
+    packed = sum(w.data.nbytes for w in weights.matrices()) - tables
+    step = min(options.n_ubatch or 512, options.n_batch, n_ctx)
+    return packed + kv_bytes(model.config, n_ctx, options.kv_type) + step_bytes(model.config, step)
+
+
+def packs_weights(mapped: bool, model: LoadedModel, n_ctx: int, options: LoadOptions) -> bool:
+    """Whether the CPU's weights are packed; warns where that is decided here against it. mapped: the file is."""
+    if options.gpu(len(model.config.blocks)) is not None:
+        return True
+    if options.repack is not None or not mapped:
+        return options.repack is not False
+    need, free = packing_bytes(model, n_ctx, options), available_memory()
+    if free is None or need <= free:
+        return True
+    warnings.warn(
+        f"packing the weights takes {need >> 20} MiB, and {free >> 20} MiB are available: they are multiplied as "
+        "they lie in the file, which is slower (repack=True or --repack packs all the same)",
+        stacklevel=5,
+    )
+    return False
 
 
 def available_memory() -> int | None:

@@ -15,6 +15,7 @@ from hybridkern.text import ChatTemplate, Vocabulary
 
 from .arguments import LoadOptions, token_ids
 from .engine import Engine
+from .footprint import packs_weights
 from .generation import Request, generate
 from .locate import locate
 from .session import Session
@@ -41,6 +42,7 @@ def load(
     mlock: bool = False,
     sha256: str | None = None,
     validate: bool = False,
+    repack: bool | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Model:
     """Load a GGUF model.
@@ -58,6 +60,8 @@ def load(
     mmap, mlock: map the file instead of reading it; keep its pages in memory.
     sha256: refuse the file unless its digest is this.
     validate: read every tensor first and refuse NaN and infinite scales.
+    repack: True packs the weights for the CPU's kernels, which then run fastest; False multiplies the file's rows as
+        they lie, loads at once and needs no memory beside the file's pages. By default False where memory is short.
     progress: called with the bytes of weights that were loaded and that there are.
     """
     options = LoadOptions.checked(
@@ -72,6 +76,7 @@ def load(
         mmap=mmap,
         mlock=mlock,
         validate=validate,
+        repack=repack,
     )
     file = GGUFFile.open(locate(path).path, mmap=mmap, mlock=mlock, sha256=sha256)
     try:
@@ -123,6 +128,7 @@ class Model:
             kv_type=options.kv_type,
             device=options.gpu(len(loaded.config.blocks)),
             progress=progress,
+            repack=packs_weights(file.mmap, loaded, self.n_ctx, options),
         )
         if file.mmap:
             file.check_intact()  # what was lost while it was packed reads as zeros

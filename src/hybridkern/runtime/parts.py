@@ -97,7 +97,8 @@ def _check_heads(spec: KVSpec, kv_type: str) -> None:
 
 
 class CpuPart:
-    """On the CPU set. threads: for single tokens and for batches; cpu: name of the kernel set."""
+    """On the CPU set. threads: for single tokens and for batches; cpu: name of the kernel set; repack: whether weights
+    are packed, else they are multiplied as they lie in the file `source`."""
 
     def __init__(
         self,
@@ -109,6 +110,8 @@ class CpuPart:
         threads: tuple[int, int],
         cpu: str | None,
         progress: Progress | None,
+        repack: bool = True,
+        source: Any = None,
     ) -> None:
         self._sizes, self._n_vocab, self._threads = sizes, logits.width, threads
         self.pages = HostPages(specs, sizes)
@@ -121,6 +124,8 @@ class CpuPart:
             max_outputs=sizes.max_outputs,
             threads=threads[1],
             progress=progress,
+            repack=repack,
+            source=source,
         )
         self.ahead: list[Slot] = []
         self.top: TopTokens | None = None
@@ -137,7 +142,8 @@ class CpuPart:
         return [
             self._set.describe(),
             "everything lies on the CPU: a GPU was not asked for (-ngl all, n_gpu_layers='all')",
-            f"weights: {self._set.weight_bytes / 2**20:.1f} MiB packed",
+            f"weights: {self._set.weight_bytes / 2**20:.1f} MiB packed, {self._set.raw_bytes / 2**20:.1f} MiB as they "
+            "lie in the file",
             f"buffers: {self._set.buffer_bytes / 2**20:.1f} MiB for steps of {s.max_rows} tokens",
             f"KV cache: {s.kv_type}, {s.n_pages} pages of {PAGE} tokens and {self.pages.page_bytes / 2**20:.2f} MiB "
             "each, touched when used",

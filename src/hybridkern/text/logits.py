@@ -1,13 +1,28 @@
-"""The two operations that touch a whole row of logits, kept in one place so that compiled ones can replace them.
+"""The two operations that touch a whole row of logits: kernels for float32 rows, NumPy for the others.
 
 Everything else in sampling works on the few candidates that these leave.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
+from hybridkern.kernels import _cpu
+from hybridkern.kernels.cpu.selection import chosen_name, table_named
+
 _CHUNK = 1 << 16  # float32 values whose temporaries stay in the L2 cache
+_HEAP = 2048  # the kernel keeps the best in a heap; for more of them sorting is quicker
+
+
+@cache
+def _table() -> _cpu.KernelTable:
+    return table_named(chosen_name())
+
+
+def _for_kernels(logits: np.ndarray) -> bool:
+    return logits.dtype == np.float32 and logits.flags.c_contiguous and logits.shape[0] > 0
 
 
 def argmax_logsumexp(logits: np.ndarray) -> tuple[int, float]:
@@ -15,6 +30,10 @@ def argmax_logsumexp(logits: np.ndarray) -> tuple[int, float]:
 
     A NaN anywhere gives NaN, all -inf give -inf, +inf gives +inf.
     """
+    if _for_kernels(logits):
+        at, total, bad = _table().survey(logits)
+        if not bad:
+            return at, total
     best = int(logits.argmax())  # the first NaN counts as the largest
     top = float(logits[best])
     if not np.isfinite(top):
@@ -28,7 +47,16 @@ def argmax_logsumexp(logits: np.ndarray) -> tuple[int, float]:
 
 
 def topk(logits: np.ndarray, k: int) -> np.ndarray:
-    """Ids of the k largest logits, best first, the lowest id first among equals. The logits must hold no NaN.
+    """Ids of the k largest logits, best first, the lowest id first among equals. The logits must hold no NaN."""
+    if k <= _HEAP and _for_kernels(logits):
+        ids, values = np.empty(min(k, logits.shape[0]), np.int32), np.empty(min(k, logits.shape[0]), np.float32)
+        if _table().topk(logits, ids, values) == ids.shape[0]:
+            return ids
+    return _topk(logits, k)
+
+
+def _topk(logits: np.ndarray, k: int) -> np.ndarray:
+    """The same without a kernel.
 
     Maxima of about 4,000 interleaved groups are cheap (one vectorised pass), and the k-th largest of them is a bound
     that at least k logits reach: only groups whose maximum reaches it are looked into. Measured on 262,144 logits:

@@ -13,7 +13,7 @@ from hybridkern.kernels import _cpu
 from hybridkern.kernels.interface import Angles, Buffer, KVSpec, Vector
 
 from .fusion import ALIGN, Act, Fused, Span
-from .weights import ACT_F32, FORMATS, PackedWeights, require_matrix
+from .weights import ACT_F32, FORMATS, CpuWeights, require_matrix
 
 PAGE = 128  # tokens per KV page
 SPLIT_ROWS = 4  # most rows of attention that is split by pages
@@ -48,7 +48,7 @@ class TapeBuilder:
     def __init__(
         self,
         table: _cpu.KernelTable,
-        weights: PackedWeights,
+        weights: CpuWeights,
         cache: CacheLayout,
         logits: Buffer | None,
         max_rows: int,
@@ -187,10 +187,13 @@ class TapeBuilder:
                     f"{w.name} is {w.rows} x {w.cols}: {x.name} has {K} values, {p.out.name} {p.out.width}"
                 )
             act = self._act(Act(Span.of(x), FORMATS[w.type][4]))
-            at, panels = self._array(bias, w.rows), self._weights.address(w)
+            at = self._array(bias, w.rows)
+            address, row_bytes = self._weights.place(w)
+            if row_bytes:
+                self.tape.own(w.data)
             staged = self._is_staged(p.out, add)
             out, add = self._view(p.out), self._view(add)
-            parts.append((FORMATS[w.type][0], panels, w.rows, at, out, add, act, staged))
+            parts.append((FORMATS[w.type][0], address, row_bytes, w.rows, at, out, add, act, staged))
         self.tape.matmul(f.sync, K, parts)
 
     def _is_staged(self, out: Buffer, add: Buffer | None) -> bool:

@@ -9,8 +9,9 @@ from hybridkern.kernels.interface import Buffer, Op
 
 from .build import CacheLayout, TapeBuilder
 from .fusion import fuse
+from .outputs import select_early
 from .selection import chosen_name, runnable, table_named
-from .weights import PackedWeights, Progress
+from .weights import CpuWeights, Progress, Source
 
 
 class CpuSet:
@@ -22,7 +23,8 @@ class CpuSet:
     def __init__(self, name: str | None = None) -> None:
         self.name = chosen_name(name)
         self.table = table_named(self.name)
-        self.weight_bytes = 0
+        self.weight_bytes = 0  # packed
+        self.raw_bytes = 0  # of weights that stay as they lie in the file
         self.buffer_bytes = 0
 
     def lower(
@@ -35,16 +37,27 @@ class CpuSet:
         max_outputs: int,
         threads: int = 1,
         progress: Progress | None = None,
+        repack: bool = True,
+        source: Source | None = None,
     ) -> _cpu.Tape:
         """Pack the weights and build the tape of recorded operations.
 
-        `logits` is the buffer that each step's slot provides. progress(done, total) hears of packed bytes.
+        `logits` is the buffer that each step's slot provides. progress(done, total) hears of packed bytes. repack:
+        False multiplies raw rows. source: the file of the weights, which is given back as they are packed.
         """
-        fused = fuse(ops, logits)
-        weights = PackedWeights((p.args[1] for f in fused for p in f.products), threads, progress)
+        fused = fuse(select_early(ops), logits)
+        weights = CpuWeights(
+            (p.args[1] for f in fused for p in f.products),
+            threads,
+            progress,
+            tables=[op.args[0] for op in ops if op.kind == "embed"],
+            repack=repack,
+            source=source,
+        )
         builder = TapeBuilder(self.table, weights, cache, logits, max_rows, max_outputs)
         tape = builder.build(fused)
-        self.weight_bytes, self.buffer_bytes = weights.nbytes, builder.nbytes
+        self.weight_bytes, self.raw_bytes = weights.nbytes, weights.raw_bytes
+        self.buffer_bytes = builder.nbytes
         return tape
 
     def describe(self) -> str:
@@ -56,8 +69,9 @@ class CpuSet:
             lines.append(f"  float operations and attention: {ops}")
         lower: dict[tuple[str, str], list[str]] = {}
         for name, functions in origins.items():
-            for what, isa in zip(("gemv", "gemm", "dequantise"), functions, strict=True):
-                if isa != self.name:
+            what_of = ("gemv", "gemm", "dequantise", "gemv of raw rows")
+            for what, isa in zip(what_of, functions, strict=True):
+                if isa != self.name and isa != "none":
                     lower.setdefault((what, isa), []).append(name)
         lines += [f"  {what} from {isa}: {', '.join(names)}" for (what, isa), names in lower.items()]
         return "\n".join(lines)

@@ -1,8 +1,13 @@
-"""Packs weights into panels of 16 rows, in parallel, into one block of anonymous memory."""
+"""The weights of the CPU set: packed into panels of 16 rows in one block of anonymous memory, or left as raw rows.
+
+Packing goes through the file in slices. The slice after the one that is packed is already being read, and what has been
+packed is given back, so that a weight is in memory once, but for one slice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 from hybridkern.errors import KernelError
 from hybridkern.kernels import _cpu
@@ -12,6 +17,20 @@ Progress = Callable[[int, int], None]
 FORMATS = _cpu.formats()
 ACT_F32, ACT_Q8_32 = range(2)
 PANEL = 16
+SLICE_BYTES = 32 << 20
+
+
+class Source(Protocol):
+    """The file that weights come from; a weight's name is its tensor's (hybridkern.gguf.GGUFFile)."""
+
+    @property
+    def mmap(self) -> bool:
+        """Whether what was given back can be read again, at any time and by anybody."""
+        ...
+
+    def prefetch(self, name: str, start: int, nbytes: int) -> None: ...
+
+    def release(self, name: str, start: int, nbytes: int) -> None: ...
 
 
 def activation_kind(type_name: str) -> int:
@@ -31,31 +50,66 @@ def require_matrix(w: Weight) -> None:
         raise KernelError(f"{w.name}: {w.type} {w.rows} x {w.cols} is uint8 {want}, not {w.data.dtype} {w.data.shape}")
 
 
+def panel_bytes(w: Weight) -> int:
+    """Bytes of 16 packed rows."""
+    return int(_cpu.panel_bytes(FORMATS[w.type][0], w.cols))
+
+
 def packed_bytes(w: Weight) -> int:
     """Bytes of the packed matrix, a multiple of 64."""
-    panels = -(-w.rows // PANEL)
-    return -(-panels * _cpu.panel_bytes(FORMATS[w.type][0], w.cols) // 64) * 64
+    return -(-(-(-w.rows // PANEL) * panel_bytes(w)) // 64) * 64
 
 
-class PackedWeights:
-    """Every distinct matrix once, at the address `address(w)`; the memory is freed with the object."""
+class CpuWeights:
+    """Every distinct matrix once, at `place(w)`; packed ones are freed with the object, raw ones belong to the file.
 
-    def __init__(self, weights: Iterable[Weight], threads: int, progress: Progress | None = None) -> None:
-        self._offsets: dict[tuple[int, str, int, int], int] = {}
+    weights: of products. tables: those of them whose raw rows are needed as well. repack: False leaves as raw rows
+    whatever can be multiplied so.
+    """
+
+    def __init__(
+        self,
+        weights: Iterable[Weight],
+        threads: int,
+        progress: Progress | None = None,
+        *,
+        tables: Iterable[Weight] = (),
+        repack: bool = True,
+        source: Source | None = None,
+    ) -> None:
+        self._offsets: dict[tuple[int, str, int, int], int | None] = {}
+        self.raw_bytes = 0
+        kept = {self._key(w) for w in tables}
         todo: list[tuple[Weight, int]] = []
         total = 0
         for w in weights:
             require_matrix(w)
-            if self._key(w) not in self._offsets:
-                self._offsets[self._key(w)] = total
-                todo.append((w, total))
-                total += packed_bytes(w)
+            key = self._key(w)
+            if key in self._offsets:
+                continue
+            # A table that was read instead of mapped would be in memory twice.
+            twice = key in kept and source is not None and not source.mmap
+            if (twice or not repack) and panel_bytes(w) <= _cpu.PANEL_SCRATCH:
+                self._offsets[key] = None
+                self.raw_bytes += w.rows * w.data.strides[0]
+                continue
+            self._offsets[key] = total
+            todo.append((w, total))
+            total += packed_bytes(w)
         self.memory = _cpu.Memory(total, True)
+        slices = [(w, at, r0, r1) for w, at in todo for r0, r1 in _slices(w)]
         done = 0
-        for w, offset in todo:
-            raw, row_bytes = w.data.ctypes.data, w.data.strides[0]
-            _cpu.pack(FORMATS[w.type][0], raw, row_bytes, w.rows, w.cols, self.memory.address + offset, threads)
-            done += packed_bytes(w)
+        for i, (w, at, r0, r1) in enumerate(slices):
+            row_bytes, last = w.data.strides[0], r1 == w.rows
+            if source is not None and i + 1 < len(slices):
+                ahead, _, a0, a1 = slices[i + 1]
+                source.prefetch(ahead.name, a0 * row_bytes_of(ahead), (a1 - a0) * row_bytes_of(ahead))
+            first = self.memory.address + at + r0 // PANEL * panel_bytes(w)
+            raw = w.data.ctypes.data + r0 * row_bytes
+            _cpu.pack(FORMATS[w.type][0], raw, row_bytes, r1 - r0, w.cols, first, threads)
+            if source is not None and not (self._key(w) in kept and not source.mmap):
+                source.release(w.name, r0 * row_bytes, (r1 - r0) * row_bytes)
+            done += packed_bytes(w) - (r0 // PANEL * panel_bytes(w)) if last else (r1 - r0) // PANEL * panel_bytes(w)
             if progress is not None:
                 progress(done, total)
 
@@ -68,6 +122,21 @@ class PackedWeights:
         """Bytes of all packed matrices."""
         return self.memory.size
 
-    def address(self, w: Weight) -> int:
-        """Where the panels of a weight begin."""
-        return self.memory.address + self._offsets[self._key(w)]
+    def place(self, w: Weight) -> tuple[int, int]:
+        """(where the panels of a weight begin, 0), or (where its raw rows begin, bytes per row)."""
+        offset = self._offsets[self._key(w)]
+        if offset is None:
+            return w.data.ctypes.data, row_bytes_of(w)
+        return self.memory.address + offset, 0
+
+
+def row_bytes_of(w: Weight) -> int:
+    """Bytes from one raw row to the next."""
+    return int(w.data.strides[0])
+
+
+def _slices(w: Weight) -> Iterator[tuple[int, int]]:
+    """Rows [r0, r1) of whole panels."""
+    step = max(1, SLICE_BYTES // (PANEL * row_bytes_of(w))) * PANEL
+    for r0 in range(0, w.rows, step):
+        yield r0, min(r0 + step, w.rows)
