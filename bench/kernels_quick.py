@@ -100,7 +100,7 @@ class Case:
         self.matrix = aligned(self.copies * self.bytes)
         self.matrix.reshape(self.copies, -1)[:] = packed
         codes = rng.integers(-127, 128, (self.n_max, self.k), dtype=np.int8)
-        self.act = Activations.of(codes, np.full((self.n_max, blocks), 0.01, np.float32))
+        self.act = Activations.of(codes, np.full((self.n_max, self.k // 32), 0.01, np.float32))
         self.struct = self.act.struct()
         self.out = aligned(4 * max(self.n_max, self.copies) * (self.rows + 16))
         self.gemv = GEMV(self.lib.dll.hkt_kernel(self.lib.sets[self.isa], self.f.index, 0))

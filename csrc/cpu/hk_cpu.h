@@ -27,7 +27,7 @@ enum {
  * and of x are 64-byte aligned; K is a multiple of the format's block. */
 typedef struct hk_act {
     const int8_t *codes; /* [n][K] in [-127, 127] */
-    const float *scales; /* [n][K / 32 or K / 256] */
+    const float *scales; /* [n][K / 32] */
     const int16_t *sums; /* [n][K / 16] sums of 16 codes */
     const float *x;      /* [n][K] for the float formats */
     int64_t codes_stride, scales_stride, sums_stride, x_stride;
@@ -51,7 +51,7 @@ typedef struct hk_type_kernels {
     const char *gemv_isa, *gemm_isa, *dequant_isa; /* which set each came from */
 } hk_type_kernels;
 
-/* Quantises K floats: per block of 32 or 256 d = max|x| / 127, code = round-half-even(x * (127 / max|x|)), all zero
+/* Quantises K floats: per block of 32 d = max|x| / 127, code = round-half-even(x * (127 / max|x|)), all zero
  * when max|x| is below 1e-36 (the quotient would overflow); a block with a NaN or an infinity gets d = NaN and codes 0,
  * so that the fault stays visible. */
 typedef void (*hk_quantize_fn)(const float *x, int64_t K, int8_t *codes, float *scales, int16_t *sums);

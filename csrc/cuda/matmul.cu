@@ -171,7 +171,6 @@ HK_MATMUL(f16)
 HK_MATMUL(bf16)
 #define HK_MATMUL_F32(lower)
 #define HK_MATMUL_Q8_32(lower)                                   HK_MATMUL(lower)
-#define HK_MATMUL_Q8_256(lower)                                  HK_MATMUL(lower)
 #define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act) HK_MATMUL_##act(lower)
 #include "../formats/hk_types.def"
 #endif

@@ -265,8 +265,7 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
         matvec<unit_##one, unit_##other, 1>(a);                                                                        \
     }
 #define HK_MATVEC_F32(lower)
-#define HK_MATVEC_Q8_32(lower)  HK_MATVEC(lower)
-#define HK_MATVEC_Q8_256(lower) HK_MATVEC(lower)
+#define HK_MATVEC_Q8_32(lower) HK_MATVEC(lower)
 #ifdef HK_ONLY
 #define HK_APPLY(name) HK_MATVEC(name)
 HK_APPLY(HK_ONLY)

@@ -12,7 +12,7 @@ typedef enum hk_type {
     HK_N_TYPES
 } hk_type;
 
-typedef enum hk_act_kind { HK_ACT_F32, HK_ACT_Q8_32, HK_ACT_Q8_256, HK_N_ACT_KINDS } hk_act_kind;
+typedef enum hk_act_kind { HK_ACT_F32, HK_ACT_Q8_32, HK_N_ACT_KINDS } hk_act_kind;
 
 typedef struct hk_type_info {
     const char *name;

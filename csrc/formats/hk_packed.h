@@ -37,10 +37,11 @@
  * Float formats have no scale plane: F32, F16 and BF16 panels hold, for each k, the 16 rows' values (64 or 32 bytes).
  *
  * Arithmetic, the same on every instruction set so that results agree to the bit:
- *   Q8_256 formats: per block, isum = sum_j scale_j * dot_j exact in int32 (zero points folded in by the sums of the
- *     activation), f = d_w * d_a, C = fma(f, (float)isum, C); with mins: msum = sum_j min_j * sum_j exact in int32,
- *     g = dmin_w * d_a, C = fma(-g, (float)msum, C).
- *   Q8_32 formats: per block, isum exact in int32 (zero point folded in), f = d_w * d_a, C = fma(f, (float)isum, C);
+ *   blocks of 256: per 32 weights i, isum = the sum of scale_j * dot_j over their sub-blocks, exact (at most 24 bits,
+ *     zero points folded in by the sums of the activation), F = fma(d_a[i], (float)isum, F) from +0; with mins: per
+ *     sub-block j, s_j = d_a[i] * (float)asum_j, M = fma(min_j, s_j, M) from +0; then per block C = fma(d_w, F, C), and
+ *     C = fma(-dmin_w, M, C).
+ *   blocks of 32: isum exact in int32 (zero point folded in), f = d_w * d_a, C = fma(f, (float)isum, C);
  *     Q4_1, Q5_1: s = d_a * (float)asum, then C = fma(m_w, s, C).
  *   Float formats: C = fma(w_k, x_k, C) for k = 0, 1, ...
  * C starts at +0 and blocks are taken in ascending order, so a column's result depends neither on the other columns

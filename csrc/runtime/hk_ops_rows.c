@@ -30,7 +30,7 @@ void hk_emit(const hk_run *r, const hk_op *op, const float *row, int64_t index, 
             continue;
         }
         r->tape->set->op.quantize[a->kind](row + c0, c1 - c0, a->codes + index * a->codes_stride + c0,
-                                           a->scales + index * a->scales_stride + c0 / a->block,
+                                           a->scales + index * a->scales_stride + c0 / 32,
                                            a->sums + index * a->sums_stride + c0 / 16);
     }
 }

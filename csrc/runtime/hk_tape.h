@@ -39,7 +39,7 @@ typedef struct hk_view {
 /* The input of products. Kind F32 may be an alias of a view (its rows then are 64-byte aligned), or memory of its own.
  */
 typedef struct hk_act_buf {
-    int32_t kind, block;
+    int32_t kind;
     hk_view alias;
     int8_t *codes;
     float *scales;

@@ -103,17 +103,15 @@ def decode(fmt: str, raw: np.ndarray, block_bytes: int) -> Blocks:
     return Blocks(values, scale, mins, d, m)
 
 
-def integer_sums(w: Blocks, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """isum and msum [n, rows, blocks], exact."""
+def integer_sums(w: Blocks, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """isum [n, rows, blocks, block / 32] and asum [n, blocks, subs], exact."""
     rows, blocks, block = w.values.shape
     subs = w.scale.shape[-1]
     a = codes.astype(np.int64).reshape(len(codes), blocks, subs, block // subs)
     v = w.values.reshape(rows, blocks, subs, block // subs) * w.scale[..., None]
-    isum = np.einsum("rbsk,nbsk->nrb", v.astype(np.float64), a.astype(np.float64)).astype(np.int64)
-    if w.m is None:
-        return isum, None
-    mins = w.mins if w.mins is not None else np.ones_like(w.scale)
-    return isum, np.einsum("rbs,nbs->nrb", mins, a.sum(axis=-1))
+    v32, a32 = v.reshape(rows, blocks, -1, 32), a.reshape(len(codes), blocks, -1, 32)
+    isum = np.einsum("rbik,nbik->nrbi", v32.astype(np.float64), a32.astype(np.float64)).astype(np.int64)
+    return isum, a.sum(axis=-1)
 
 
 def _fma(f: np.ndarray, x: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -130,28 +128,44 @@ def _fma(f: np.ndarray, x: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 def product(w: Blocks, codes: np.ndarray, da: np.ndarray) -> np.ndarray:
     """[n, rows] float32: the steps of hk_packed.h in their order."""
-    isum, msum = integer_sums(w, codes)
+    isum, asum = integer_sums(w, codes)
+    assert (abs(isum) < 1 << 24).all()  # exact in float32
+    isum, asum = isum.astype(np.float32), asum.astype(np.float32)
+    per = isum.shape[3]
     c = np.zeros(isum.shape[:2], np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for b in range(isum.shape[2]):
-            s = da[:, b, None].astype(np.float32)
-            c = _fma(w.d[None, :, b] * s, isum[..., b].astype(np.float32), c)
-            if msum is not None and w.mins is not None:
-                c = _fma(-(w.m[None, :, b] * s), msum[..., b].astype(np.float32), c)
-            elif msum is not None:
-                c = _fma(np.broadcast_to(w.m[None, :, b], c.shape), s * msum[..., b].astype(np.float32), c)
+            s = da[:, b * per : (b + 1) * per, None].astype(np.float32)  # [n, block / 32, 1]
+            sums = s[:, np.arange(asum.shape[2]) * per // asum.shape[2], 0] * asum[:, b]  # [n, subs]
+            d, m = (None if x is None else np.broadcast_to(x[None, :, b], c.shape) for x in (w.d, w.m))
+            if per == 1:
+                c = _fma(d * s[:, 0], isum[..., b, 0], c)
+                c = c if m is None else _fma(m, np.broadcast_to(sums, c.shape), c)
+                continue
+            f, low = np.zeros_like(c), np.zeros_like(c)
+            for i in range(per):
+                f = _fma(np.broadcast_to(s[:, i], c.shape), isum[..., b, i], f)
+            c = _fma(d, f, c)
+            if w.mins is not None:
+                for j in range(sums.shape[1]):
+                    minima = np.broadcast_to(w.mins[None, :, b, j].astype(np.float32), c.shape)
+                    low = _fma(minima, np.broadcast_to(sums[:, j, None], c.shape), low)
+                c = _fma(-m, low, c)
     return c
 
 
 def product64(w: Blocks, codes: np.ndarray, da: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """[n, rows] float64, and the sum of the magnitudes of its terms."""
-    isum, msum = integer_sums(w, codes)
-    terms = isum * w.d.astype(np.float64) * da[:, None].astype(np.float64)
-    if msum is not None:
-        sign = -1 if w.mins is not None else 1
-        m = sign * msum * w.m.astype(np.float64) * da[:, None].astype(np.float64)
-        return (terms + m).sum(axis=2), (abs(terms) + abs(m)).sum(axis=2)
-    return terms.sum(axis=2), abs(terms).sum(axis=2)
+    isum, asum = integer_sums(w, codes)
+    a = da.astype(np.float64).reshape(len(da), isum.shape[2], -1)
+    terms = (isum * w.d.astype(np.float64)[..., None] * a[:, None]).sum(axis=3)
+    size = (abs(isum) * abs(w.d.astype(np.float64))[..., None] * a[:, None]).sum(axis=3)
+    if w.m is not None:
+        sums = a[..., np.arange(asum.shape[2]) * a.shape[2] // asum.shape[2]] * asum
+        mins = w.mins if w.mins is not None else -np.ones_like(w.scale)
+        terms = terms - np.einsum("rbs,nbs->nrb", mins, sums) * w.m
+        size = size + np.einsum("rbs,nbs->nrb", abs(mins), abs(sums)) * abs(w.m)
+    return terms.sum(axis=2), size.sum(axis=2)
 
 
 def random_raw(

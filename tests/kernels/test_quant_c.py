@@ -56,7 +56,7 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 
 def random_act(rng: np.random.Generator, f: Format, n: int, blocks: int) -> Activations:
     codes = rng.integers(-127, 128, (n, blocks * f.block), dtype=np.int8)
-    return Activations.of(codes, rng.uniform(0.001, 0.02, (n, blocks)).astype(np.float32))
+    return Activations.of(codes, rng.uniform(0.001, 0.02, (n, blocks * f.block // 32)).astype(np.float32))
 
 
 def check(got: np.ndarray, w: ref.Blocks, act: Activations) -> None:
@@ -165,7 +165,7 @@ def test_extremes_are_exact(kernels: tuple[Library, str], fmt: Format) -> None:
     codes = np.stack(
         [np.full(k, 127), np.full(k, -127), alternate, -alternate, pairs, np.zeros(k), *rng.choice([-127, 127], (7, k))]
     )
-    act = Activations.of(codes.astype(np.int8), np.ones((len(codes), 1), np.float32))
+    act = Activations.of(codes.astype(np.int8), np.ones((len(codes), k // 32), np.float32))
     w = ref.decode(fmt.lower, raw, fmt.bytes)
     packed = lib.pack(fmt, raw, k)[:-64]
     want = ref.product(w, act.codes, act.scales)
@@ -189,6 +189,8 @@ def test_odd_scales(kernels: tuple[Library, str], fmt: Format) -> None:
         raw[..., at + 1] = rng.choice(np.array([0, 0x80, 1, 2, 0x7B, 0xFB], np.uint8), (64, 3))
     raw = raw.reshape(64, -1)
     scales = np.array([[1e30, 1, 1e-30], [1e-38, 1e-38, 1e-38], [1, np.nan, 1], [0, 0, 0], [1e-42, 1, 1]], np.float32)
+    scales = np.repeat(scales, fmt.block // 32, axis=1)
+    scales[0, 0] = 1  # not one scale for a whole block
     codes = rng.integers(-127, 128, (5, 3 * fmt.block), dtype=np.int8)
     act = Activations.of(codes, scales)
     packed = lib.pack(fmt, raw, 3 * fmt.block)[:-64]

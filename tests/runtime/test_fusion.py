@@ -34,7 +34,7 @@ def test_inputs_are_quantised_once_per_kind_by_their_producers(tiny):
         r.matmul(r.buffer(kind, rows), h, weight(rows, 256, kind))
     norm, group = fuse(r.ops)
     assert (norm.kind, group.kind) == ("rmsnorm", "matmul")
-    assert [a.kind for a in norm.emit] == [2, 1]
+    assert [a.kind for a in norm.emit] == [1]  # all quantised formats share one; F32 reads the buffer
     assert len(group.products) == 4
 
 

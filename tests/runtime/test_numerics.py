@@ -25,10 +25,15 @@ def test_float_models_equal_the_reference(tiny, engine, arch, kind):
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "IQ4_NL"])
 def test_quantised_models_equal_the_reference_on_quantised_inputs(tiny, engine, arch, kind):
     model = tiny(arch, type=kind, context=1024)
-    want = reference(model, quantize_activations=True).run(batch_of(IDS[:80]))
-    e = engine(model, kv_type="f32")
-    error = np.abs(e.evaluate(e.new_sequence(), IDS[:80], "all") - want).max(1)
-    # Float32 may round a code to the other side of a tie, rarely: those rows are off by a part of a quantisation step.
+    yardstick, e = reference(model, quantize_activations=True), engine(model, kv_type="f32")
+    error = []
+    for i in range(4):
+        ids = IDS[20 * i : 20 * i + 20]
+        want = yardstick.run(batch_of(ids, sequence=i))
+        error.append(np.abs(e.evaluate(e.new_sequence(), ids, "all") - want).max(1))
+    # Float32 may round a code to the other side of a tie, rarely (Q6_K-llama has one 1e-6 of a code away): that row is
+    # off by a part of a quantisation step, and so are those behind it in its sequence, which attend to it. Hence four.
+    error = np.concatenate(error)
     assert np.median(error) <= 1e-4
     assert error.max() <= 0.3
 

@@ -26,7 +26,6 @@ HK_INLINE vi vi_sar16(vi a, int n) { return _mm256_srai_epi16(a, n); }
 HK_INLINE vi vi_add16(vi a, vi b) { return _mm256_add_epi16(a, b); }
 HK_INLINE vi vi_add32(vi a, vi b) { return _mm256_add_epi32(a, b); }
 HK_INLINE vi vi_mullo16(vi a, vi b) { return _mm256_mullo_epi16(a, b); }
-HK_INLINE vi vi_mullo32(vi a, vi b) { return _mm256_mullo_epi32(a, b); }
 HK_INLINE vi vi_madd16(vi a, vi b) { return _mm256_madd_epi16(a, b); }
 HK_INLINE vi vi_maddubs(vi u, vi s) { return _mm256_maddubs_epi16(u, s); }
 HK_INLINE vi vi_abs8(vi a) { return _mm256_abs_epi8(a); }
@@ -48,11 +47,6 @@ HK_INLINE vi vi_rows16x2(const int8_t *p, int half) {
     vi x = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
     return vi_sar16(_mm256_shuffle_epi8(x, pick), 8);
 }
-/* pairs (a, b) of int16 of the rows of two lines of 16 unsigned bytes */
-HK_INLINE vi vi_pairs(const uint8_t *a, const uint8_t *b, int half) {
-    __m128i x = _mm_loadl_epi64((const __m128i *)(a + 8 * half)), y = _mm_loadl_epi64((const __m128i *)(b + 8 * half));
-    return _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(x, y));
-}
 
 /* x, computed here and now: compilers regroup integer sums and sink them behind the next loads, and then spill products
  */
@@ -69,6 +63,10 @@ HK_INLINE vf vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 HK_INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 HK_INLINE vf vf_fnma(vf a, vf b, vf c) { return _mm256_fnmadd_ps(a, b, c); }
 HK_INLINE vf vf_of_int(vi x) { return _mm256_cvtepi32_ps(x); }
+/* rows 8 * half ... of 16 unsigned bytes */
+HK_INLINE vf vf_of_bytes(const uint8_t *p, int half) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8 * half))));
+}
 HK_INLINE vf vf_of_half(const uint8_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 /* 2^(e - 128): (e - 1) << 23, and the two denormals below */
 HK_INLINE vf vf_of_e8m0_half(const uint8_t *p) {

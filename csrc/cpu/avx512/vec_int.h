@@ -27,7 +27,6 @@ HK_INLINE vi vi_sar16(vi a, int n) { return _mm512_srai_epi16(a, (unsigned)n); }
 HK_INLINE vi vi_add16(vi a, vi b) { return _mm512_add_epi16(a, b); }
 HK_INLINE vi vi_add32(vi a, vi b) { return _mm512_add_epi32(a, b); }
 HK_INLINE vi vi_mullo16(vi a, vi b) { return _mm512_mullo_epi16(a, b); }
-HK_INLINE vi vi_mullo32(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
 HK_INLINE vi vi_madd16(vi a, vi b) { return _mm512_madd_epi16(a, b); }
 HK_INLINE vi vi_maddubs(vi u, vi s) { return _mm512_maddubs_epi16(u, s); }
 HK_INLINE vi vi_abs8(vi a) { return _mm512_abs_epi8(a); }
@@ -43,12 +42,6 @@ HK_INLINE vi vi_rows32(const int8_t *p, int half) {
 HK_INLINE vi vi_rows16x2(const int8_t *p, int half) {
     vi x = vi_rows32(p, half);
     return _mm512_or_si512(_mm512_slli_epi32(x, 16), _mm512_and_si512(x, _mm512_set1_epi32(0xffff)));
-}
-HK_INLINE vi vi_pairs(const uint8_t *a, const uint8_t *b, int half) {
-    __m128i x = _mm_loadu_si128((const __m128i *)a), y = _mm_loadu_si128((const __m128i *)b);
-    (void)half;
-    __m256i xy = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi8(x, y)), _mm_unpackhi_epi8(x, y), 1);
-    return _mm512_cvtepu8_epi16(xy);
 }
 
 /* x, computed here and now: compilers regroup integer sums and sink them behind the next loads, and then spill products
@@ -68,6 +61,10 @@ HK_INLINE vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 HK_INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 HK_INLINE vf vf_fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); }
 HK_INLINE vf vf_of_int(vi x) { return _mm512_cvtepi32_ps(x); }
+HK_INLINE vf vf_of_bytes(const uint8_t *p, int half) {
+    (void)half;
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
 HK_INLINE vf vf_of_half(const uint8_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 /* 2^(e - 128): (e - 1) << 23, and the two denormals below */
 HK_INLINE vf vf_of_e8m0_half(const uint8_t *p) {

@@ -34,7 +34,7 @@ static void hk_fill_float(hk_cpu_set *set, const char *isa) {
         .max = hk_max,
         .argmax = hk_argmax,
         .topk = hk_topk,
-        .quantize = {[HK_ACT_Q8_32] = hk_quantize_q8_32, [HK_ACT_Q8_256] = hk_quantize_q8_256},
+        .quantize = {[HK_ACT_Q8_32] = hk_quantize_q8_32},
         .kv_store_k = hk_kv_store_k,
         .kv_store_v = hk_kv_store_v,
         .attend_page = hk_attend_page,

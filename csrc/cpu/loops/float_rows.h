@@ -122,36 +122,25 @@ static int64_t hk_argmax(const float *x, int64_t n, float *value, double *lse, i
     return best_at;
 }
 
-/* One block of n = 32 or 256. Below 1e-36 127 / amax would overflow: such a block counts as zero. */
-HK_INLINE float hk_quantize_block(const float *x, int64_t n, int8_t *codes, int16_t *sums) {
-    v16f m = v_abs(v_load(x));
-    v16m nan = v_isnan(m);
-    for (int64_t i = 16; i < n; i += 16) {
-        v16f a = v_abs(v_load(x + i));
-        nan = m_or(nan, v_isnan(a));
-        m = v_max(m, a);
-    }
-    float amax = v_hmax(m);
-    int bad = m_bits(nan) != 0 || amax == INFINITY;
+/* One block of 32. Below 1e-36 127 / amax would overflow: such a block counts as zero. */
+HK_INLINE float hk_quantize_block(const float *x, int8_t *codes, int16_t *sums) {
+    v16f a = v_load(x), b = v_load(x + 16), ma = v_abs(a), mb = v_abs(b);
+    float amax = v_hmax(v_max(ma, mb));
+    int bad = m_bits(m_or(v_isnan(a), v_isnan(b))) != 0 || amax == INFINITY;
     if (bad || amax < 1e-36f) {
-        memset(codes, 0, (size_t)n);
-        memset(sums, 0, (size_t)n / 16 * sizeof *sums);
+        memset(codes, 0, 32);
+        sums[0] = sums[1] = 0;
         return bad ? NAN : 0.0f;
     }
     v16f inverse = v_set1(127.0f / amax);
-    for (int64_t i = 0; i < n; i += 16)
-        sums[i / 16] = (int16_t)v_store_i8(codes + i, v_mul(v_load(x + i), inverse));
+    sums[0] = (int16_t)v_store_i8(codes, v_mul(a, inverse));
+    sums[1] = (int16_t)v_store_i8(codes + 16, v_mul(b, inverse));
     return amax / 127.0f;
 }
 
 static void hk_quantize_q8_32(const float *x, int64_t K, int8_t *codes, float *scales, int16_t *sums) {
     for (int64_t i = 0; i < K; i += 32)
-        scales[i / 32] = hk_quantize_block(x + i, 32, codes + i, sums + i / 16);
-}
-
-static void hk_quantize_q8_256(const float *x, int64_t K, int8_t *codes, float *scales, int16_t *sums) {
-    for (int64_t i = 0; i < K; i += 256)
-        scales[i / 256] = hk_quantize_block(x + i, 256, codes + i, sums + i / 16);
+        scales[i / 32] = hk_quantize_block(x + i, codes + i, sums + i / 16);
 }
 
 #endif

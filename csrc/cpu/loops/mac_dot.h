@@ -1,5 +1,6 @@
 /* Multiplying with VNNI: vpdpbusd adds 4 products of unsigned weights and signed activations to an int32 lane per row,
- * so a whole sub-block runs without a flush, and vpmulld applies its scale. Signed weights (Q8_0, IQ4_*) are stored
+ * so a whole sub-block runs without a flush. Its scale is applied in float: vpmulld is two operations, and the product
+ * of scale and sum has at most 24 bits, so it is exact either way. Signed weights (Q8_0, IQ4_*) are stored
  * with 128 added and become formats with a zero point of 128. A zero point is the start of the accumulator, -zero *
  * (sum of activations), and costs nothing; biasing the activations instead would need a second copy of them. */
 #ifndef HK_MAC_H
@@ -18,8 +19,13 @@ HK_INLINE int hk_run(const hk_quant *q) { return q->sub / 4; }
 
 HK_INLINE vi hk_mac(vi acc, vi w, vi a) { return vi_dot(acc, w, a); }
 HK_INLINE vi hk_mac_signed(vi acc, vi w, vi a) { return vi_dot(acc, w, a); }
-HK_INLINE vi hk_scale_rows(const int8_t *s, int half) { return vi_rows32(s, half); }
-HK_INLINE vi hk_flush_scaled(vi sum, vi acc, vi scale) { return vi_add32(sum, vi_mullo32(acc, scale)); }
+/* The sum of 32 weights of a format with integer scales, and those scales, as they are held here. */
+typedef vf hk_sum;
+typedef vf hk_scale;
+HK_INLINE hk_scale hk_scale_rows(const int8_t *s, int half) { return vf_of_int(vi_rows32(s, half)); }
+HK_INLINE hk_sum hk_sum_first(vi acc, hk_scale scale) { return vf_mul(vf_of_int(acc), scale); }
+HK_INLINE hk_sum hk_sum_next(hk_sum sum, vi acc, hk_scale scale) { return vf_fma(vf_of_int(acc), scale, sum); }
+HK_INLINE vf hk_sum_value(hk_sum sum) { return sum; }
 HK_INLINE vi hk_flush(vi sum, vi acc) { return vi_add32(sum, acc); }
 
 HK_INLINE void hk_starts(const hk_quant *q, const int8_t *codes, const int16_t *sums, int n, int32_t *start) {

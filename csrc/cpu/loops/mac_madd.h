@@ -31,8 +31,13 @@ HK_INLINE int hk_run(const hk_quant *q) {
 
 HK_INLINE vi hk_mac(vi acc, vi w, vi a) { return vi_add16(acc, vi_maddubs(w, a)); }
 HK_INLINE vi hk_mac_signed(vi acc, vi w, vi a) { return vi_add16(acc, vi_maddubs(vi_abs8(w), vi_sign8(a, w))); }
-HK_INLINE vi hk_scale_rows(const int8_t *s, int half) { return vi_rows16x2(s, half); }
-HK_INLINE vi hk_flush_scaled(vi sum, vi acc, vi scale) { return vi_add32(sum, vi_madd16(acc, scale)); }
+/* The sum of 32 weights of a format with integer scales, and those scales (as pairs), as they are held here. */
+typedef vi hk_sum;
+typedef vi hk_scale;
+HK_INLINE hk_scale hk_scale_rows(const int8_t *s, int half) { return vi_rows16x2(s, half); }
+HK_INLINE hk_sum hk_sum_first(vi acc, hk_scale scale) { return vi_madd16(acc, scale); }
+HK_INLINE hk_sum hk_sum_next(hk_sum sum, vi acc, hk_scale scale) { return vi_add32(sum, vi_madd16(acc, scale)); }
+HK_INLINE vf hk_sum_value(hk_sum sum) { return vf_of_int(sum); }
 HK_INLINE vi hk_flush(vi sum, vi acc) { return vi_add32(sum, vi_madd16(acc, vi_set16(1))); }
 
 /* What the accumulators of n sub-blocks start from: -zero times the sums of the even and of the odd pairs of codes, the

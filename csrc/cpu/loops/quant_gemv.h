@@ -15,27 +15,27 @@
 /* One block's activations. */
 typedef struct hk_block_act {
     const int8_t *codes;
-    float d, s;        /* scale; s = d * sum of codes (Q4_1, Q5_1) */
+    const float *d;    /* scales, one for 32 */
+    float s[16];       /* scale times sum of a sub-block, for minima and offsets */
     int32_t start[16]; /* of the accumulators, per sub-block */
-    int32_t pairs[8];  /* sums, for the minima */
 } hk_block_act;
 
 HK_INLINE void hk_load_act(const hk_quant *q, const hk_act *a, int64_t b, hk_block_act *o) {
     const int16_t *sums = a->sums + b * (q->block / 16);
     o->codes = a->codes + b * q->block;
-    o->d = a->scales[b];
+    o->d = a->scales + b * (q->block / 32);
     if (hk_zero_point(q))
         hk_starts(q, o->codes, sums, q->block / q->sub, o->start);
-    if (q->mins && q->block == 256)
-        hk_sum_pairs(q, sums, 8, o->pairs);
-    if (q->mins && q->block == 32)
-        o->s = o->d * (float)(sums[0] + sums[1]);
+    if (q->mins)
+        hk_scaled_sums(q, o->d, sums, q->block / 32, o->s);
 }
 
-/* sum += scale * dot over the 32 weights of chunk c, already unpacked. */
-HK_INLINE vi hk_dot_chunk(const hk_quant *q, const vi *w, const hk_block_act *a, const hk_sub_scales *s, int c,
-                          int half, vi sum) {
+/* The sum of scale * dot over the 32 weights of chunk c, already unpacked: an exact integer. */
+HK_INLINE vf hk_dot_chunk(const hk_quant *q, const vi *w, const hk_block_act *a, const hk_sub_scales *s, int c,
+                          int half) {
     const int run = hk_run(q), groups = q->sub / 4;
+    vi sum = vi_zero();
+    hk_sum scaled;
     HK_UNROLL
     for (int t0 = 0; t0 < 8; t0 += run) {
         int j = (8 * c + t0) / groups;
@@ -45,40 +45,47 @@ HK_INLINE vi hk_dot_chunk(const hk_quant *q, const vi *w, const hk_block_act *a,
             vi x = vi_bcast(a->codes + 32 * c + 4 * t);
             acc = vi_pin(hk_is_signed(q) ? hk_mac_signed(acc, w[t], x) : hk_mac(acc, w[t], x));
         }
-        sum = q->block == 256 ? hk_flush_scaled(sum, acc, hk_scale_rows(s->s[j], half)) : hk_flush(sum, acc);
+        if (q->block == 32)
+            sum = hk_flush(sum, acc);
+        else if (t0 == 0)
+            scaled = hk_sum_first(acc, hk_scale_rows(s->s[j], half));
+        else
+            scaled = hk_sum_next(scaled, acc, hk_scale_rows(s->s[j], half));
     }
-    return sum;
+    return q->block == 32 ? vf_of_int(sum) : hk_sum_value(scaled);
 }
 
-/* The float end of a block: c += d * isum (+ m * s, or - dmin * msum). */
+/* The float end of a block: c += d * f (+ m * s, or - dmin * the sum of min * s). */
 HK_INLINE vf hk_close_block(const hk_quant *q, const uint8_t *plane, const hk_block_act *a, const hk_sub_scales *s,
-                            int half, vi isum, vf c) {
-    vf d = vf_set(a->d);
-    c = vf_fma(vf_mul(hk_scale_d(q, plane, half), d), vf_of_int(isum), c);
-    if (q->mins && q->block == 32)
-        c = vf_fma(hk_scale_m(plane, half), vf_set(a->s), c);
-    if (q->mins && q->block == 256) {
-        vi msum = vi_zero();
-        HK_UNROLL
-        for (int i = 0; i < 128 / q->sub; i++)
-            msum = vi_add32(msum, vi_madd16(vi_pairs(s->m[2 * i], s->m[2 * i + 1], half), vi_bcast(a->pairs + i)));
-        c = vf_fnma(vf_mul(hk_scale_m(plane, half), d), vf_of_int(msum), c);
+                            int half, vf f, vf c) {
+    vf d = hk_scale_d(q, plane, half), m = vf_zero();
+    if (q->block == 32) {
+        c = vf_fma(vf_mul(d, vf_set(a->d[0])), f, c);
+        return q->mins ? vf_fma(hk_scale_m(plane, half), vf_set(a->s[0]), c) : c;
     }
-    return c;
+    c = vf_fma(d, f, c);
+    if (!q->mins)
+        return c;
+    HK_UNROLL
+    for (int j = 0; j < 256 / q->sub; j++)
+        m = vf_fma(vf_of_bytes(s->m[j], half), vf_set(a->s[j]), m);
+    return vf_fnma(hk_scale_m(plane, half), m, c);
 }
 
 HK_INLINE void hk_gemv_block(const hk_quant *q, hk_sub_scales_fn sub_scales, const uint8_t *plane, const uint8_t *codes,
                              const hk_block_act *a, vf *c) {
     hk_sub_scales s;
-    vi sum[HK_PV], w[8];
+    vf f[HK_PV];
+    vi w[8];
     sub_scales(plane, &s);
     for (int h = 0; h < HK_PV; h++)
-        sum[h] = vi_zero();
+        f[h] = vf_zero();
     for (int i = 0; i < q->block / 32; i++) {
         HK_UNROLL
         for (int h = 0; h < HK_PV; h++) {
             hk_unpack8(q, codes, i, h, w);
-            sum[h] = hk_dot_chunk(q, w, a, &s, i, h, sum[h]);
+            vf x = hk_dot_chunk(q, w, a, &s, i, h);
+            f[h] = q->block == 32 ? x : vf_fma(vf_set(a->d[i]), x, f[h]);
         }
         HK_UNROLL
         for (int line = 0; line < 16 * q->code_bytes / (q->block / 32); line += 64)
@@ -86,7 +93,7 @@ HK_INLINE void hk_gemv_block(const hk_quant *q, hk_sub_scales_fn sub_scales, con
     }
     HK_UNROLL
     for (int h = 0; h < HK_PV; h++)
-        c[h] = hk_close_block(q, plane, a, &s, h, sum[h], c[h]);
+        c[h] = hk_close_block(q, plane, a, &s, h, f[h], c[h]);
 }
 
 HK_INLINE void hk_gemv_quant(const hk_quant *q, hk_type t, hk_sub_scales_fn sub_scales, const uint8_t *panels,

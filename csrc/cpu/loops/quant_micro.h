@@ -2,8 +2,8 @@
  * times nc columns over a piece of 256 weights. Everything is staged (quant_stage.h): a k-group costs rv loads of
  * weights and nc broadcasts for rv * nc multiplications.
  *
- * int32 sums (formats with integer scales) or float results (32-weight formats) live beside the short accumulators;
- * where registers run out the compiler keeps them in the first cache, which costs one load and store per flush.
+ * Float results live beside the short accumulators: every 32 weights close with the scale of their activations. Where
+ * registers run out the compiler keeps them in the first cache, which costs one load and store per flush.
  *
  * Signed 8-bit weights without VNNI: int16 weights times int16 activations, split into even and odd bytes at staging.
  * Moving the sign to the activation, as the matrix-vector product does, needs as many operations per product, but they
@@ -28,24 +28,44 @@ HK_INLINE void hk_micro_run(const vi *w, const hk_column *a, int g0, int n_group
     }
 }
 
-/* sum[r][n] += sub-block j of the piece. */
-HK_INLINE void hk_micro_sub(const hk_quant *q, const hk_tile *w, const hk_column *a, int j, int rv, int nc, vi *sum) {
-    const int groups = q->sub / 4, run = hk_run(q) < groups ? hk_run(q) : groups;
+/* Weights 32 j ... of the piece in runs of k-groups: acc[r][n] of the run that begins with k-group t of them. */
+HK_INLINE void hk_micro_acc(const hk_quant *q, const hk_tile *w, const hk_column *a, int j, int t, int rv, int nc,
+                            vi *acc) {
+    const int groups = q->sub / 4;
     HK_UNROLL
-    for (int t = 0; t < groups; t += run) {
+    for (int i = 0; i < rv * nc; i++)
+        acc[i] = hk_zero_point(q) && t % groups == 0 ? vi_bcast(a[i % nc].start + (8 * j + t) / groups) : vi_zero();
+    hk_micro_run(w->codes, a, 8 * j + t, hk_run(q), rv, nc, acc);
+}
+
+/* sum[r][n] += weights 32 j ... times activations, of a format with a float scale for each 32. */
+HK_INLINE void hk_micro_sum(const hk_quant *q, const hk_tile *w, const hk_column *a, int j, int rv, int nc, vi *sum) {
+    HK_UNROLL
+    for (int t = 0; t < 8; t += hk_run(q)) {
         vi acc[HK_RV * HK_NC_MAX];
+        hk_micro_acc(q, w, a, j, t, rv, nc, acc);
         HK_UNROLL
         for (int i = 0; i < rv * nc; i++)
-            acc[i] = hk_zero_point(q) && t == 0 ? vi_bcast(a[i % nc].start + j) : vi_zero();
-        hk_micro_run(w->codes, a, j * groups + t, run, rv, nc, acc);
-        HK_UNROLL
-        for (int i = 0; i < rv * nc; i++)
-            sum[i] =
-                q->block == 256 ? hk_flush_scaled(sum[i], acc[i], w->scale[j * rv + i / nc]) : hk_flush(sum[i], acc[i]);
+            sum[i] = hk_flush(sum[i], acc[i]);
     }
 }
 
-/* The same for int16 weights, 32 of them from 32 j on. */
+/* sum[r][n] = the same with integer scales. */
+HK_INLINE void hk_micro_scaled(const hk_quant *q, const hk_tile *w, const hk_column *a, int j, int rv, int nc,
+                               hk_sum *sum) {
+    HK_UNROLL
+    for (int t = 0; t < 8; t += hk_run(q)) {
+        vi acc[HK_RV * HK_NC_MAX];
+        hk_micro_acc(q, w, a, j, t, rv, nc, acc);
+        HK_UNROLL
+        for (int i = 0; i < rv * nc; i++) {
+            hk_scale scale = w->scale[(8 * j + t) / (q->sub / 4) * rv + i / nc];
+            sum[i] = t == 0 ? hk_sum_first(acc[i], scale) : hk_sum_next(sum[i], acc[i], scale);
+        }
+    }
+}
+
+/* The sums of int16 weights, which have their scales in them. */
 HK_INLINE void hk_micro_sub16(const hk_tile *w, const hk_column *a, int j, int rv, int nc, vi *sum) {
     HK_UNROLL
     for (int g = 0; g < 16; g++) { /* even and odd halves of 8 k-groups */
@@ -63,30 +83,39 @@ HK_INLINE void hk_micro_sub16(const hk_tile *w, const hk_column *a, int j, int r
 HK_INLINE void hk_micro_256(const hk_quant *q, const hk_tile *w, const hk_column *a, int rv, int nc, float *out,
                             int64_t stride, int first) {
     const int rows = (int)sizeof(vi) / 4;
-    vi sum[HK_RV * HK_NC_MAX];
+    vf f[HK_RV * HK_NC_MAX], m[HK_RV * HK_NC_MAX];
     HK_UNROLL
     for (int i = 0; i < rv * nc; i++)
-        sum[i] = vi_zero();
-    for (int j = 0; j < 256 / q->sub; j++) {
-        if (hk_is_signed(q))
+        f[i] = m[i] = vf_zero();
+    for (int j = 0; j < 8; j++) {
+        if (hk_is_signed(q)) {
+            vi sum[HK_RV * HK_NC_MAX];
+            HK_UNROLL
+            for (int i = 0; i < rv * nc; i++)
+                sum[i] = vi_zero();
             hk_micro_sub16(w, a, j, rv, nc, sum);
-        else
-            hk_micro_sub(q, w, a, j, rv, nc, sum);
+            HK_UNROLL
+            for (int i = 0; i < rv * nc; i++)
+                f[i] = vf_fma(vf_set(a[i % nc].d[j]), vf_of_int(sum[i]), f[i]);
+            continue;
+        }
+        hk_sum sum[HK_RV * HK_NC_MAX];
+        hk_micro_scaled(q, w, a, j, rv, nc, sum);
+        HK_UNROLL
+        for (int i = 0; i < rv * nc; i++)
+            f[i] = vf_fma(vf_set(a[i % nc].d[j]), hk_sum_value(sum[i]), f[i]);
+    }
+    for (int j = 0; q->mins && j < 256 / q->sub; j++) {
+        HK_UNROLL
+        for (int i = 0; i < rv * nc; i++)
+            m[i] = vf_fma(w->mins[j * rv + i / nc], vf_set(a[i % nc].s[j]), m[i]);
     }
     HK_UNROLL
     for (int i = 0; i < rv * nc; i++) {
-        const int r = i / nc, n = i % nc;
-        float *o = out + n * stride + rows * r;
-        vf c = first ? vf_zero() : vf_load(o), d = vf_set(a[n].d[0]);
-        c = vf_fma(vf_mul(w->d[r], d), vf_of_int(sum[i]), c);
-        if (q->mins) {
-            vi msum = vi_zero();
-            HK_UNROLL
-            for (int p = 0; p < 128 / q->sub; p++)
-                msum = vi_add32(msum, vi_madd16(w->mins[p * rv + r], vi_bcast(a[n].pairs + p)));
-            c = vf_fnma(vf_mul(w->m[r], d), vf_of_int(msum), c);
-        }
-        vf_store(o, c);
+        const int r = i / nc;
+        float *o = out + i % nc * stride + rows * r;
+        vf c = vf_fma(w->d[r], f[i], first ? vf_zero() : vf_load(o));
+        vf_store(o, q->mins ? vf_fnma(w->m[r], m[i], c) : c);
     }
 }
 
@@ -106,7 +135,7 @@ HK_INLINE void hk_micro_32(const hk_quant *q, const hk_tile *w, const hk_column 
         if (hk_is_signed(q))
             hk_micro_sub16(w, a, j, rv, nc, sum);
         else
-            hk_micro_sub(q, w, a, j, rv, nc, sum);
+            hk_micro_sum(q, w, a, j, rv, nc, sum);
         HK_UNROLL
         for (int i = 0; i < rv * nc; i++) {
             const int r = i / nc, n = i % nc;

@@ -17,16 +17,16 @@ enum {
 /* [..][rv]: rv vectors side by side, rv <= HK_RV */
 typedef struct hk_tile {
     vi codes[HK_PIECE / 4 * 2 * HK_RV]; /* per k-group; int16 weights of signed formats: even bytes, then odd */
-    vi scale[16 * HK_RV];               /* per sub-block */
-    vi mins[8 * HK_RV];                 /* per pair of sub-blocks */
+    hk_scale scale[16 * HK_RV];         /* per sub-block */
+    vf mins[16 * HK_RV];                /* per sub-block */
     vf d[8 * HK_RV], m[8 * HK_RV];      /* per block */
 } hk_tile;
 
 typedef struct hk_column {
     int32_t
         codes[HK_PIECE / 4 * 2]; /* k-groups; int16 for signed formats: even bytes, and from the middle on odd bytes */
-    int32_t start[16], pairs[8];
-    float d[8], s[8];
+    int32_t start[16];           /* of the accumulators, per sub-block */
+    float d[8], s[16];           /* scales; scale times sum of a sub-block, for minima and offsets */
 } hk_column;
 
 enum { HK_BLOCK_COLUMNS = 240, HK_BLOCK_TILES = 8 / HK_TILE_PANELS };
@@ -77,8 +77,8 @@ static void hk_stage_scales(const hk_quant *q, const uint8_t *plane, int n32, co
             continue;
         for (int j = 0; j < 256 / q->sub; j++)
             o->scale[j * rv + at] = hk_scale_rows(s->s[j], h);
-        for (int i = 0; q->mins && i < 128 / q->sub; i++)
-            o->mins[i * rv + at] = vi_pairs(s->m[2 * i], s->m[2 * i + 1], h);
+        for (int j = 0; q->mins && j < 256 / q->sub; j++)
+            o->mins[j * rv + at] = vf_of_bytes(s->m[j], h);
     }
 }
 
@@ -86,8 +86,7 @@ static void hk_stage_scales(const hk_quant *q, const uint8_t *plane, int n32, co
 static void hk_stage_column(const hk_quant *q, const hk_act *a, int64_t n, int64_t k, int n32, hk_column *o) {
     const int8_t *codes = a->codes + n * a->codes_stride + k;
     const int16_t *sums = a->sums + n * a->sums_stride + k / 16;
-    const float *d = a->scales + n * a->scales_stride + k / q->block;
-    const int blocks = 32 * n32 / q->block;
+    const float *d = a->scales + n * a->scales_stride + k / 32;
     for (int i = 0; i < 32 * n32;
          i += (int)sizeof(vi)) { /* may read 32 bytes past an odd n32: rows end 64-byte aligned */
         vi x = vi_load(codes + i);
@@ -97,11 +96,9 @@ static void hk_stage_column(const hk_quant *q, const hk_act *a, int64_t n, int64
     }
     if (hk_zero_point(q))
         hk_starts(q, codes, sums, 32 * n32 / q->sub, o->start);
-    if (q->mins && q->block == 256)
-        hk_sum_pairs(q, sums, n32, o->pairs);
-    memcpy(o->d, d, (size_t)blocks * sizeof *d);
-    for (int i = 0; q->mins && q->block == 32 && i < n32; i++)
-        o->s[i] = d[i] * (float)(sums[2 * i] + sums[2 * i + 1]);
+    if (q->mins)
+        hk_scaled_sums(q, d, sums, n32, o->s);
+    memcpy(o->d, d, (size_t)n32 * sizeof *d);
 }
 
 #endif

@@ -61,16 +61,16 @@ HK_INLINE vf hk_scale_m(const uint8_t *plane, int half) {
     return vf_of_half(plane + 32 + 2 * (int)sizeof(vi) / 4 * half);
 }
 
-/* Sums of activations of neighbouring sub-blocks as int16 pairs, to be multiplied with pairs of minima. n32: groups
- * of 32. */
-HK_INLINE void hk_sum_pairs(const hk_quant *q, const int16_t *sums, int n32, int32_t *pairs) {
-    if (q->sub == 16) {
-        memcpy(pairs, sums, (size_t)n32 * 4);
-        return;
-    }
-    for (int i = 0; i < n32 / 2; i++) {
-        int16_t p[2] = {(int16_t)(sums[4 * i] + sums[4 * i + 1]), (int16_t)(sums[4 * i + 2] + sums[4 * i + 3])};
-        memcpy(pairs + i, p, 4);
+/* What minima and offsets are multiplied with: s[j] = scale times sum of the activations of sub-block j. n32: groups of
+ * 32, which share a scale. */
+HK_INLINE void hk_scaled_sums(const hk_quant *q, const float *d, const int16_t *sums, int n32, float *s) {
+    for (int i = 0; i < n32; i++) {
+        if (q->sub == 32) {
+            s[i] = d[i] * (float)(sums[2 * i] + sums[2 * i + 1]);
+            continue;
+        }
+        s[2 * i] = d[i] * (float)sums[2 * i];
+        s[2 * i + 1] = d[i] * (float)sums[2 * i + 1];
     }
 }
 

@@ -50,21 +50,25 @@ static void dot16(const int8_t (*v)[16], const int8_t *a, int n, int32_t *dot) {
 
 /* c[r] += one block of 256, with integer scales (and mins) per sub-block. */
 INLINE void block_256(const hk_quant *q, const int8_t (*v)[16], const hk_sub_scales *s, const uint8_t *plane,
-                      const int8_t *a, const int16_t *sums, float da, float *c) {
-    int32_t isum[16] = {0}, msum[16] = {0}, dot[16];
+                      const int8_t *a, const int16_t *sums, const float *da, float *c) {
+    float f[16] = {0}, m[16] = {0};
+    int32_t isum[16], dot[16];
     for (int j = 0; j < 256 / q->sub; j++) {
-        int asum = q->sub == 16 ? sums[j] : sums[2 * j] + sums[2 * j + 1];
+        int first = j * q->sub % 32 == 0, last = (j + 1) * q->sub % 32 == 0, i = j * q->sub / 32;
+        float sum = da[i] * (float)(q->sub == 16 ? sums[j] : sums[2 * j] + sums[2 * j + 1]);
         dot16(v + j * q->sub, a + j * q->sub, q->sub, dot);
         for (int r = 0; r < 16; r++) {
-            isum[r] += s->s[j][r] * dot[r];
+            isum[r] = s->s[j][r] * dot[r] + (first ? 0 : isum[r]);
+            if (last)
+                f[r] = hk_fma(da[i], (float)isum[r], f[r]);
             if (q->mins)
-                msum[r] += s->m[j][r] * asum;
+                m[r] = hk_fma((float)s->m[j][r], sum, m[r]);
         }
     }
     for (int r = 0; r < 16; r++) {
-        c[r] = hk_fma(scale_at(q, plane, r) * da, (float)isum[r], c[r]);
+        c[r] = hk_fma(scale_at(q, plane, r), f[r], c[r]);
         if (q->mins)
-            c[r] = hk_fma(-(scale_at(q, plane, 16 + r) * da), (float)msum[r], c[r]);
+            c[r] = hk_fma(-scale_at(q, plane, 16 + r), m[r], c[r]);
     }
 }
 
@@ -97,11 +101,12 @@ INLINE void gemm(const hk_quant *q, hk_type t, sub_scales_fn sub_scales, const u
             for (int64_t n = 0; n < n_cols; n++) {
                 const int8_t *x = a->codes + n * a->codes_stride + b * q->block;
                 const int16_t *sums = a->sums + n * a->sums_stride + b * q->block / 16;
-                float da = a->scales[n * a->scales_stride + b], *c = out + n * out_stride + p * 16;
+                const float *da = a->scales + n * a->scales_stride + b * (q->block / 32);
+                float *c = out + n * out_stride + p * 16;
                 if (q->block == 256)
                     block_256(q, (const int8_t (*)[16])v, &s, scales, x, sums, da, c);
                 else
-                    block_32(q, (const int8_t (*)[16])v, scales, x, sums, da, c);
+                    block_32(q, (const int8_t (*)[16])v, scales, x, sums, *da, c);
             }
         }
     }

@@ -88,12 +88,12 @@ cdef class KernelTable:
             f(<const uint8_t *>raw, n_blocks, <float *>out)
 
     def quantize(self, int kind, uintptr_t x, int64_t n, int64_t K, uintptr_t codes, uintptr_t scales, uintptr_t sums):
-        """n contiguous rows of K floats (64-byte aligned rows) -> codes [n][K], scales [n][K / block], sums [n][K / 16]."""
-        cdef int64_t i, block = 256 if kind == HK_ACT_Q8_256 else 32
+        """n contiguous rows of K floats (64-byte aligned rows) -> codes [n][K], scales [n][K / 32], sums [n][K / 16]."""
+        cdef int64_t i
         with nogil:
             for i in range(n):
                 self.table.op.quantize[kind](<const float *>x + i * K, K, <int8_t *>codes + i * K,
-                                             <float *>scales + i * (K // block), <int16_t *>sums + i * (K // 16))
+                                             <float *>scales + i * (K // 32), <int16_t *>sums + i * (K // 16))
 
     def matmul(self, int type, uintptr_t panels, int64_t rows, int64_t cols, uintptr_t x, int64_t x_stride, int64_t n,
                uintptr_t out, int64_t out_stride, int threads) -> None:

@@ -6,7 +6,6 @@ cdef extern from "cpu/hk_cpu.h" nogil:
     enum:
         HK_ACT_F32
         HK_ACT_Q8_32
-        HK_ACT_Q8_256
         HK_PAGE
     ctypedef struct hk_type_info:
         const char *name
@@ -89,7 +88,7 @@ cdef extern from "runtime/hk_tape.h" nogil:
     ctypedef struct hk_view:
         int32_t buf, offset, width
     ctypedef struct hk_act_buf:
-        int32_t kind, block
+        int32_t kind
         hk_view alias
         int8_t *codes
         float *scales

@@ -62,7 +62,7 @@ cdef class Tape:
         """An input of products: int8 codes with scales and sums, or float32 (of its own, or the view `alias`)."""
         cdef int32_t i = self.tape.n_acts
         cdef hk_act_buf a
-        a.kind, a.block, a.alias = kind, 256 if kind == HK_ACT_Q8_256 else 32, view_of(alias)
+        a.kind, a.alias = kind, view_of(alias)
         a.codes, a.scales, a.sums, a.x = <int8_t *>codes, <float *>scales, <int16_t *>sums, <float *>x
         a.codes_stride, a.scales_stride, a.sums_stride, a.x_stride = codes_stride, scales_stride, sums_stride, x_stride
         self.tape.acts = <hk_act_buf *>realloc(self.tape.acts, (i + 1) * sizeof(hk_act_buf))

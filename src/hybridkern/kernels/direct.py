@@ -15,7 +15,7 @@ from .cpu.selection import chosen_name, runnable, table_named
 from .cpu.weights import FORMATS, PANEL
 
 Floats = npt.NDArray[np.float32]
-_KINDS = {"Q8_32": (1, 32), "Q8_256": (2, 256)}
+_KINDS = {"Q8_32": (1, 32)}
 _LINE = 16  # floats per cache line
 
 
@@ -127,7 +127,7 @@ def matmul(W: PackedMatrix, X: npt.ArrayLike, *, threads: int = 1) -> Floats:
 
 
 def quantize_activations(X: npt.ArrayLike, kind: str) -> QuantizedActivations:
-    """Round float32 (n, K) to int8, block by block; kind: "Q8_32" or "Q8_256"."""
+    """Round float32 (n, K) to int8, block by block; kind: "Q8_32", one scale per 32 values."""
     if kind not in _KINDS:
         raise KernelError(f"activations are quantised as {' or '.join(_KINDS)}, not {kind!r}")
     code, block = _KINDS[kind]

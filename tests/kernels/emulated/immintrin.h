@@ -49,7 +49,6 @@ BOTH_2(add_epi16, hk_m512i, _mm256_add_epi16)
 BOTH_2(add_epi32, hk_m512i, _mm256_add_epi32)
 BOTH_2(sub_epi32, hk_m512i, _mm256_sub_epi32)
 BOTH_2(mullo_epi16, hk_m512i, _mm256_mullo_epi16)
-BOTH_2(mullo_epi32, hk_m512i, _mm256_mullo_epi32)
 BOTH_2(madd_epi16, hk_m512i, _mm256_madd_epi16)
 BOTH_2(maddubs_epi16, hk_m512i, _mm256_maddubs_epi16)
 BOTH_2(shuffle_epi8, hk_m512i, _mm256_shuffle_epi8)
@@ -159,8 +158,6 @@ EMU hk_m512i hk_mask_sllv_epi32(hk_m512i src, hk_m512i m, hk_m512i a, hk_m512i n
 #define _mm512_mul_ps hk_mul_ps
 #undef _mm512_mullo_epi16
 #define _mm512_mullo_epi16 hk_mullo_epi16
-#undef _mm512_mullo_epi32
-#define _mm512_mullo_epi32 hk_mullo_epi32
 #undef _mm512_or_si512
 #define _mm512_or_si512 hk_or_si512
 #undef _mm512_set1_epi16

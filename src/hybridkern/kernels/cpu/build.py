@@ -13,7 +13,7 @@ from hybridkern.kernels import _cpu
 from hybridkern.kernels.interface import Angles, Buffer, KVSpec, Vector
 
 from .fusion import ALIGN, Act, Fused, Span
-from .weights import ACT_F32, ACT_Q8_256, FORMATS, PackedWeights, require_matrix
+from .weights import ACT_F32, FORMATS, PackedWeights, require_matrix
 
 PAGE = 128  # tokens per KV page
 SPLIT_ROWS = 4  # most rows of attention that is split by pages
@@ -109,10 +109,9 @@ class TapeBuilder:
             sizes = {"x_stride": padded(K)}
             sizes["x"] = self._memory(n * sizes["x_stride"] * 4)
         else:
-            block = 256 if act.kind == ACT_Q8_256 else 32
             sizes = {
                 "codes_stride": padded(K, 64),
-                "scales_stride": padded(K // block),
+                "scales_stride": padded(K // 32),
                 "sums_stride": padded(K // 16, 32),
             }
             sizes["codes"] = self._memory(n * sizes["codes_stride"])

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from hybridkern.errors import KernelError
 from hybridkern.kernels.interface import Angles, Buffer, KVSpec, Op, Vector, Weight
 
-from .weights import ACT_F32, ACT_Q8_256, activation_kind
+from .weights import ACT_F32, activation_kind
 
 MAX_PARTS = 8
 MAX_STREAMS = 4
@@ -256,7 +256,7 @@ def _can_emit(f: Fused, act: Act) -> bool:
     op = f.op
     assert op is not None
     kv: KVSpec = op.args[1]
-    return op.params["n_head"] // kv.n_kv * kv.head_dim_v % (256 if act.kind == ACT_Q8_256 else 32) == 0
+    return op.params["n_head"] // kv.n_kv * kv.head_dim_v % 32 == 0
 
 
 def _conflict(a: Iterable[Hashable], b: Iterable[Hashable]) -> bool:

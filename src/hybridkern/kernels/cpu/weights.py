@@ -10,7 +10,7 @@ from hybridkern.kernels.interface import Weight
 
 Progress = Callable[[int, int], None]
 FORMATS = _cpu.formats()
-ACT_F32, ACT_Q8_32, ACT_Q8_256 = range(3)
+ACT_F32, ACT_Q8_32 = range(2)
 PANEL = 16
 
 

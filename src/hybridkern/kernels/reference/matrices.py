@@ -14,7 +14,6 @@ Floats = npt.NDArray[np.float64]
 # Rows dequantised and multiplied at a time: a head of 262,144 rows need not exist in float64 as a whole.
 _ROWS = 16384
 _FLOAT_TYPES = ("F32", "F16", "BF16")
-_BLOCK_OF_32 = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")
 
 
 def dequantised(weight: Weight, rows: slice | npt.NDArray[np.int64] = slice(None)) -> npt.NDArray[np.float32]:
@@ -27,12 +26,12 @@ def quantised_activations(x: Floats, weight_type: str) -> Floats:
     """x [n][cols] as the kernels see it when they multiply it with this type, back in float64.
 
     csrc/formats/hk_packed.h and csrc/cpu/hk_cpu.h: int8 codes round(x * 127 / max|x|) with a scale max|x| / 127 in
-    float32, per 32 or 256 values; float weights take x itself, rounded to float32.
+    float32, per 32 values; float weights take x itself, rounded to float32.
     """
     x32 = x.astype(np.float32)
     if weight_type in _FLOAT_TYPES:
         return x32.astype(np.float64)
-    blocks = x32.reshape(len(x), -1, 32 if weight_type in _BLOCK_OF_32 else 256)
+    blocks = x32.reshape(len(x), -1, 32)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         inverse = np.where(largest > 0, np.float32(127) / largest, np.float32(0))
