@@ -42,7 +42,7 @@ typedef void (*hk_gemm_fn)(const uint8_t *panels, int64_t n_panels, int64_t K, c
 /* n_blocks raw GGUF blocks -> floats in file order, bit for bit what the format's definition gives in float32. */
 typedef void (*hk_dequant_fn)(const uint8_t *raw, int64_t n_blocks, float *out);
 
-#define HK_GEMM_SCRATCH (256 * 1024)
+#define HK_GEMM_SCRATCH (512 * 1024)
 
 typedef struct hk_type_kernels {
     hk_gemv_fn gemv;
