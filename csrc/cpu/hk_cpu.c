@@ -1,10 +1,16 @@
 /* Which kernel sets this CPU can run, and how a set is put together. */
+#define _GNU_SOURCE
 #include "hk_cpu.h"
 
 #include <string.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <stdatomic.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 /* The register states that the operating system saves: XCR0, or 0 without OSXSAVE. */
 static uint64_t enabled_states(void) {
@@ -13,6 +19,23 @@ static uint64_t enabled_states(void) {
         return 0;
     __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
     return (uint64_t)hi << 32 | lo;
+}
+
+/* Linux lends a process the tile state, 8 KB in the signal frames of the threads that have used it, only when asked,
+ * and not when the alternate signal stack of some thread is too small for that. Asked once, for all threads. */
+static int tiles_granted(void) {
+#if defined(__linux__)
+    enum { UNKNOWN, GRANTED, DENIED, ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
+    static atomic_int answer;
+    int known = atomic_load_explicit(&answer, memory_order_relaxed);
+    if (known == UNKNOWN) { /* asking twice at once does no harm: the answer is the same */
+        known = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 ? GRANTED : DENIED;
+        atomic_store_explicit(&answer, known, memory_order_relaxed);
+    }
+    return known == GRANTED;
+#else
+    return 0;
+#endif
 }
 
 uint32_t hk_cpu_features(void) {
@@ -36,10 +59,9 @@ uint32_t hk_cpu_features(void) {
         if (c & bit_AVX512VNNI)
             f |= HK_HAS_AVX512VNNI;
     }
-    /* AMX-TILE and AMX-INT8. The process must still ask the kernel for the tile state before it uses tiles; that
-     * belongs to the first use of the set, since it enlarges the signal frames of every thread. */
+    /* AMX-TILE and AMX-INT8 */
     if ((f & HK_HAS_AVX512VNNI) && (states & TILE) == TILE && (d & (3u << 24)) == 3u << 24)
-        f |= HK_HAS_AMX;
+        f |= tiles_granted() ? HK_HAS_AMX : HK_AMX_DENIED;
     return f;
 }
 #else
@@ -83,7 +105,11 @@ static const set_info sets[N_SETS] = {
 #endif
     },
     [AMX] = {"amx", HK_HAS_AVX2 | HK_HAS_AVX512 | HK_HAS_AVX512VNNI | HK_HAS_AMX,
-             1 << SCALAR | 1 << AVX2 | 1 << AVX512 | 1 << AVX512VNNI, NULL, NULL},
+             1 << SCALAR | 1 << AVX2 | 1 << AVX512 | 1 << AVX512VNNI,
+#ifdef HK_BUILT_AMX
+             FILLS(amx)
+#endif
+    },
 };
 
 int hk_cpu_n_sets(void) { return N_SETS; }

@@ -20,7 +20,8 @@ enum {
     HK_HAS_AVXVNNI = 1 << 1,    /* AVX-VNNI (VEX dpbusd) */
     HK_HAS_AVX512 = 1 << 2,     /* F, BW, DQ, VL, zmm state enabled */
     HK_HAS_AVX512VNNI = 1 << 3, /* and VNNI */
-    HK_HAS_AMX = 1 << 4         /* AMX tile and int8, tile state enabled and granted */
+    HK_HAS_AMX = 1 << 4,        /* AMX tile and int8, tile state enabled and granted */
+    HK_AMX_DENIED = 1 << 5      /* the processor has them, the operating system refused this process */
 };
 
 /* n columns of activations, quantised or float. Strides count elements of the array that they belong to. Rows of codes
@@ -46,7 +47,7 @@ typedef void (*hk_gemv_raw_fn)(const uint8_t *raw, int64_t row_bytes, int64_t n_
 /* n_blocks raw GGUF blocks -> floats in file order, bit for bit what the format's definition gives in float32. */
 typedef void (*hk_dequant_fn)(const uint8_t *raw, int64_t n_blocks, float *out);
 
-#define HK_GEMM_SCRATCH (256 * 1024)
+#define HK_GEMM_SCRATCH (512 * 1024)
 
 typedef struct hk_type_kernels {
     hk_gemv_fn gemv;
@@ -124,7 +125,7 @@ typedef struct hk_cpu_set {
     const char *op_isa; /* the highest set that filled op */
 } hk_cpu_set;
 
-/* What this CPU has. */
+/* What this CPU has. The first call asks Linux for the use of AMX tiles. */
 uint32_t hk_cpu_features(void);
 /* Number of sets in the list, and their names in ascending order: scalar, avx2, avxvnni, avx512, avx512vnni, amx. */
 int hk_cpu_n_sets(void);
@@ -145,5 +146,6 @@ HK_DECLARE_ISA(avx2)
 HK_DECLARE_ISA(avxvnni)
 HK_DECLARE_ISA(avx512)
 HK_DECLARE_ISA(avx512vnni)
+HK_DECLARE_ISA(amx)
 
 #endif

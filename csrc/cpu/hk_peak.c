@@ -22,6 +22,9 @@ static const struct {
 #ifdef HK_BUILT_AVX512VNNI
     {"avx512vnni", hk_peak_int8_avx512vnni},
 #endif
+#ifdef HK_BUILT_AMX
+    {"amx", hk_peak_int8_amx},
+#endif
 };
 
 hk_peak_fn hk_peak_int8(int i) {

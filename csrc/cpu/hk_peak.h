@@ -16,6 +16,7 @@ int64_t hk_peak_int8_avx2(int64_t rounds);
 int64_t hk_peak_int8_avxvnni(int64_t rounds);
 int64_t hk_peak_int8_avx512(int64_t rounds);
 int64_t hk_peak_int8_avx512vnni(int64_t rounds);
+int64_t hk_peak_int8_amx(int64_t rounds);
 
 /* Accumulators that are independent of each other, enough to cover the latency of a multiply-add on two units. Sixteen
  * 256-bit registers hold them and the operands. */

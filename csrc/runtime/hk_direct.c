@@ -30,7 +30,7 @@ int hk_direct_pack(hk_type t, const uint8_t *raw, int64_t row_bytes, int64_t row
 static int64_t map_act(hk_act_buf *a, int64_t n, int64_t K, int kind, uint8_t **memory) {
     a->kind = kind;
     a->alias.buf = -1;
-    a->codes_stride = (K + 63) & ~(int64_t)63;
+    a->codes_stride = ((K + 63) / 64 | 1) * 64; /* an odd number of cache lines, as the tape builder has it */
     a->scales_stride = (K / 32 + 15) & ~(int64_t)15;
     a->sums_stride = (K / 16 + 31) & ~(int64_t)31;
     int64_t codes = n * a->codes_stride, scales = n * a->scales_stride * 4,

@@ -12,9 +12,12 @@
 
 #include "hk_tape.h"
 
-#define DECODE_CHUNK_BYTES (64 * 1024)  /* long enough to amortise an atomic increment, short enough to balance */
-#define MAX_CHUNK_MACS     (96ll << 20) /* some 10 ms on one slow core: cancels are seen between chunks */
+#define DECODE_CHUNK_BYTES (64 * 1024) /* long enough to amortise an atomic increment, short enough to balance */
+/* Cancels are seen between chunks: some 30 ms on one slow core, in plain C as well as with vectors. */
+#define MAX_CHUNK_MACS     (96ll << 20)
+#define MAX_VECTOR_MACS    (768ll << 20)
 #define MAX_CHUNK_PANELS   16
+#define BATCH_CHUNK_PANELS 8 /* share the staging of a block of columns */
 #define MAX_TILE_COLS      512
 #define RAW_COLS           3            /* more columns than that are worth the packing */
 #define RAW_PANEL_BYTES    (256 * 1024) /* packed at a time: stays in the second cache */
@@ -27,7 +30,7 @@ typedef struct plan {
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-static plan make_plan(const hk_op *op, int64_t n, int n_threads) {
+static plan make_plan(const hk_op *op, int64_t n, int n_threads, int64_t max_macs) {
     int64_t total = 0, bytes = 1;
     for (int i = 0; i < op->n_parts; i++) {
         total += op->parts[i].n_panels;
@@ -35,19 +38,19 @@ static plan make_plan(const hk_op *op, int64_t n, int n_threads) {
             bytes = op->parts[i].panel_bytes;
     }
     plan p = {.cols = n < MAX_TILE_COLS ? n : MAX_TILE_COLS};
-    p.panels = n < 8 ? DECODE_CHUNK_BYTES / bytes : 4;
+    p.panels = n < 8 ? DECODE_CHUNK_BYTES / bytes : BATCH_CHUNK_PANELS;
     int64_t fair = total / (4 * n_threads);
     if (p.panels > fair)
         p.panels = fair;
     if (p.panels > MAX_CHUNK_PANELS)
         p.panels = MAX_CHUNK_PANELS;
-    int64_t macs = MAX_CHUNK_MACS / (HK_PANEL * op->K * p.cols);
+    int64_t macs = max_macs / (HK_PANEL * op->K * p.cols);
     if (p.panels > macs)
         p.panels = macs;
     if (p.panels < 1)
         p.panels = 1;
     while (p.cols > 32 &&
-           (HK_PANEL * op->K * p.cols * p.panels > MAX_CHUNK_MACS || total * ceil_div(n, p.cols) < 2 * n_threads))
+           (HK_PANEL * op->K * p.cols * p.panels > max_macs || total * ceil_div(n, p.cols) < 2 * n_threads))
         p.cols = ceil_div(p.cols, 64) * 32;
     for (int i = 0; i < op->n_parts; i++)
         p.n_chunks += ceil_div(op->parts[i].n_panels, p.panels);
@@ -124,7 +127,7 @@ void hk_op_matmul(hk_run *r, const hk_op *op, hk_taker *taker) {
     int64_t n = hk_rows(r, op->parts[0].out);
     if (n == 0)
         return;
-    plan p = make_plan(op, n, r->n_threads);
+    plan p = make_plan(op, n, r->n_threads, r->tape->set->requires ? MAX_VECTOR_MACS : MAX_CHUNK_MACS);
     uint8_t *scratch = hk_pool_scratch(taker->thread);
     taker->total = p.n_chunks * p.n_tiles;
     for (int64_t item; (item = hk_take(r, taker)) >= 0;) {

@@ -49,8 +49,8 @@ int hk_pool_workers(void);
 
 /* Layout of the scratch memory. */
 #define HK_SCRATCH_GEMM  0
-#define HK_SCRATCH_ATTN  (256 * 1024)
-#define HK_SCRATCH_TILE  (768 * 1024)
+#define HK_SCRATCH_ATTN  (512 * 1024)
+#define HK_SCRATCH_TILE  (1024 * 1024)
 #define HK_TILE_BYTES    (512 * 1024)
 #define HK_SCRATCH_HEADS (HK_SCRATCH_TILE + HK_TILE_BYTES)
 #define HK_SCRATCH_PANEL (HK_SCRATCH_HEADS + 2048 * 1024)

@@ -39,6 +39,24 @@ def test_doctor(command):
     assert "Q4_K" in out
 
 
+def test_doctor_says_when_the_system_refuses_tiles(command, monkeypatch):
+    from hybridkern.kernels import _cpu
+
+    amx = {name: needs for name, needs, _ in _cpu.kernel_sets()}["amx"]
+    others = {needs for name, needs, _ in _cpu.kernel_sets() if name != "amx"}
+    monkeypatch.setattr(_cpu, "features", lambda: max(others))
+    monkeypatch.setattr(_cpu, "amx_denied", lambda: True)
+    assert amx & ~max(others)
+    status, out, _ = command("doctor")
+    assert status == 0
+    line = " ".join(out[out.index("kernel set amx") :].split("kernel set")[1].replace("│", " ").split())
+    assert "does not let this process use it" in line
+    monkeypatch.setenv("HYBRIDKERN_CPU", "amx")
+    status, _, err = command("doctor")
+    assert status == 1
+    assert "does not let this process use it" in err
+
+
 def test_an_unknown_kernel_set(command, tiny_path, monkeypatch):
     monkeypatch.setenv("HYBRIDKERN_CPU", "sse9")
     status, _, err = command("generate", "-m", tiny_path, "-p", "x", "-n", "1")

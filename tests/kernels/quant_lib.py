@@ -170,7 +170,7 @@ class Library:
             i = names.index(isa)
             if (emulate or not dll.hk_cpu_set_requires(i) & ~have) and dll.hkt_fill(i, isa.encode()) == 0:
                 self.sets[isa] = i
-        self.scratch = aligned(256 * 1024 + 64, 0xA5)
+        self.scratch = aligned(512 * 1024 + 64, 0xA5)
 
     def origin(self, isa: str, f: Format, which: int) -> str:
         return self.dll.hkt_origin(self.sets[isa], f.index, which).decode()

@@ -12,7 +12,7 @@ import quant_reference as ref
 from quant_lib import CFLAGS, QUANTS, ROOT, Activations, Format, Library, built_isas, compile_library
 
 EMULATED = [isa for isa in built_isas() if isa not in ("scalar", "avx2")]
-COLUMNS = [1, 2, 3, 4, 5, 7, 8, 12, 13, 31, 32, 33, 100]
+COLUMNS = [1, 2, 3, 4, 5, 7, 8, 12, 13, 31, 32, 33, 45, 100]
 
 
 @pytest.fixture(scope="session")
@@ -93,7 +93,9 @@ def test_dequantise_bits(kernels: tuple[Library, str], fmt: Format) -> None:
 
 def test_own_kernels(kernels: tuple[Library, str], fmt: Format) -> None:
     lib, isa = kernels
-    assert lib.origin(isa, fmt, 0) == lib.origin(isa, fmt, 1) == isa
+    assert lib.origin(isa, fmt, 1) == isa
+    if isa != "amx":  # has products with many columns only
+        assert lib.origin(isa, fmt, 0) == isa
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8, 17, 18])

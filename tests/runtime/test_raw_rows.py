@@ -15,7 +15,7 @@ import hybridkern as hk
 from hybridkern.kernels.cpu import weights as cpu_weights
 from hybridkern.kernels.cpu.selection import runnable, table_named
 from hybridkern.kernels.cpu.weights import FORMATS
-from hybridkern.runtime import model_api
+from hybridkern.runtime import footprint
 
 IDS = np.random.default_rng(1).integers(3, 300, 60)
 SHAPE = {"n_embd": 256, "n_head": 4, "head_dim": 64, "n_ff": 512, "context": 1024}
@@ -87,7 +87,7 @@ def test_everything_packed_is_given_back_once(tiny, engine, monkeypatch, mapped,
 MEASURE = """
 import re, sys
 import hybridkern as hk
-from hybridkern.runtime import model_api
+from hybridkern.runtime import footprint
 def held():
     text = open("/proc/self/smaps_rollup").read()
     return [1024 * int(re.search(rf"^{key}: +(\\d+)", text, re.M)[1]) for key in ("Anonymous", "Rss")]
@@ -129,7 +129,7 @@ def test_weights_are_in_memory_once_while_they_are_packed(tmp_path, mode):
 )
 def test_rows_stay_raw_where_memory_is_short(tmp_path, monkeypatch, recwarn, free, repack, raw):
     path = write_tiny(tmp_path / "m.gguf", "llama", type="Q8_0", **SHAPE).path
-    monkeypatch.setattr(model_api, "available_memory", lambda: free)
+    monkeypatch.setattr(footprint, "available_memory", lambda: free)
     with hk.load(path, threads=1, n_ctx=64, repack=repack) as model:
         told = re.search(r"weights: ([\d.]+) MiB packed, ([\d.]+) MiB as they lie in the file", model.describe())
         assert (float(told[2]) > 1.0 > float(told[1])) == raw

@@ -2,7 +2,10 @@
  *
  *   for each block of 128 rows, for each block of 240 columns, for each piece of 256 weights:
  *     stage the columns (L2), stage the tiles (L1 / L2)
- *     for each tile: for each group of columns: micro-kernel, results accumulate in `out`
+ *     for each tile: for each group of columns: micro-kernel, results accumulate in scratch memory
+ *
+ * Not in the output, whose rows may lie a power of two apart: 240 of them would share a few cache sets, and every
+ * piece would fetch them from far away.
  *
  * A tile of 16 or 32 rows stays in the first cache while the columns stream past it; 128 rows share the staging of the
  * columns. Pieces ascend within a result, which fixes the order of rounding whatever the blocking: a column has the
@@ -66,6 +69,7 @@ static void hk_gemm_quant(const hk_gemm_plan *f, const uint8_t *panels, int64_t 
                           int64_t n_cols, float *out, int64_t stride, void *scratch) {
     hk_tile *tiles = scratch;
     hk_column *columns = (hk_column *)(tiles + HK_BLOCK_TILES);
+    float *sums = (float *)(columns + HK_BLOCK_COLUMNS); /* [tile][column][HK_TILE_ROWS] */
     const int64_t panel_bytes = hk_panel_bytes(f->type, K), n_pieces = (K + HK_PIECE - 1) / HK_PIECE;
     /* few columns: all their pieces are staged once, and the matrix, which is the traffic, is one sequential stream */
     const int once = n_cols * n_pieces <= HK_BLOCK_COLUMNS;
@@ -83,10 +87,16 @@ static void hk_gemm_quant(const hk_gemm_plan *f, const uint8_t *panels, int64_t 
                     const int in_tile = p1 - p < HK_TILE_PANELS ? (int)(p1 - p) : HK_TILE_PANELS;
                     hk_tile *tile = tiles + (p - p0) / HK_TILE_PANELS;
                     hk_stage_tile(f, panels + p * panel_bytes, in_tile, K, k, n32, tile);
-                    hk_run_tile(f, tile, in_tile * HK_PV, staged, n, n32, out + n0 * stride + p * HK_PANEL, stride,
-                                k == 0);
+                    hk_run_tile(f, tile, in_tile * HK_PV, staged, n, n32,
+                                sums + (p - p0) / HK_TILE_PANELS * n * HK_TILE_ROWS, HK_TILE_ROWS, k == 0);
                 }
             }
+            for (int64_t i = 0; i < n; i++)
+                for (int64_t p = p0; p < p1; p++)
+                    memcpy(out + (n0 + i) * stride + p * HK_PANEL,
+                           sums + ((p - p0) / HK_TILE_PANELS * n + i) * HK_TILE_ROWS +
+                               (p - p0) % HK_TILE_PANELS * HK_PANEL,
+                           HK_PANEL * sizeof(float));
         }
 }
 

@@ -11,7 +11,8 @@
 enum {
     HK_RV = 2,                      /* vectors of rows in a tile */
     HK_TILE_PANELS = HK_RV / HK_PV, /* panels in a tile */
-    HK_PIECE = 256                  /* weights along the row */
+    HK_TILE_ROWS = HK_TILE_PANELS * HK_PANEL,
+    HK_PIECE = 256 /* weights along the row */
 };
 
 /* [..][rv]: rv vectors side by side, rv <= HK_RV */
@@ -30,7 +31,9 @@ typedef struct hk_column {
 } hk_column;
 
 enum { HK_BLOCK_COLUMNS = 240, HK_BLOCK_TILES = 8 / HK_TILE_PANELS };
-_Static_assert(sizeof(hk_tile) * HK_BLOCK_TILES + sizeof(hk_column) * HK_BLOCK_COLUMNS <= HK_GEMM_SCRATCH,
+_Static_assert(sizeof(hk_tile) * HK_BLOCK_TILES + sizeof(hk_column) * HK_BLOCK_COLUMNS +
+                       sizeof(float) * HK_BLOCK_TILES * HK_BLOCK_COLUMNS * HK_TILE_ROWS <=
+                   HK_GEMM_SCRATCH,
                "staging must fit the scratch memory");
 
 HK_INLINE vi hk_even16(vi x) { return vi_sar16(vi_shl16(x, 8), 8); }

@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
 
     from hybridkern import __version__
     from hybridkern.kernels import _cpu
-    from hybridkern.kernels.cpu.selection import VARIABLE, chosen_name, runnable
+    from hybridkern.kernels.cpu.selection import VARIABLE, chosen_name, runnable, why_not
     from hybridkern.runtime.footprint import available_memory, total_memory
     from hybridkern.runtime.threads import cgroup_cores, default_threads
 
@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
     table = Table(show_header=False)
     table.add_row("hybridkern", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
     table.add_row("processor", cpu_name())
-    for name, _, built in _cpu.kernel_sets():
-        state = "usable" if name in can else "not on this processor" if built else "not in this build"
+    for name, _, _ in _cpu.kernel_sets():
+        state = "usable" if name in can else why_not(name)
         forced = f", forced by {VARIABLE}" if os.environ.get(VARIABLE) else ""
         table.add_row(f"kernel set {name}", state + (f"; in use{forced}" if name == chosen else ""))
     quota = cgroup_cores()

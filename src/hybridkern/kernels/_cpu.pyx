@@ -40,6 +40,11 @@ def features() -> int:
     return hk_cpu_features()
 
 
+def amx_denied() -> bool:
+    """Whether the processor has AMX, but the operating system does not let this process use it."""
+    return bool(hk_cpu_features() & HK_AMX_DENIED)
+
+
 def kernel_sets() -> list:
     """(name, requirement mask, compiled in) of every kernel set, in ascending order."""
     return [(hk_cpu_set_name(i).decode(), hk_cpu_set_requires(i), bool(hk_cpu_set_built(i)))

@@ -7,6 +7,7 @@ cdef extern from "cpu/hk_cpu.h" nogil:
         HK_ACT_F32
         HK_ACT_Q8_32
         HK_PAGE
+        HK_AMX_DENIED
     ctypedef struct hk_type_info:
         const char *name
         int32_t gguf_id, block, bytes, scale_bytes, act

@@ -1,10 +1,12 @@
-/* A test-time stand-in for the compiler's immintrin.h: the AVX-512 and VNNI intrinsics that the kernels use, on AVX2
- * halves, so that every instruction set runs on any machine with AVX2. (SIMDe does the same, but lacks some of these,
- * and kernels as unrolled as these take it minutes to compile.) Exact: no operation here saturates or rounds where the
- * real one does not. */
+/* A test-time stand-in for the compiler's immintrin.h: the AVX-512, VNNI and AMX intrinsics that the kernels use, on
+ * AVX2 halves and plain loops, so that every instruction set runs on any machine with AVX2. (SIMDe does the same, but
+ * lacks some of these, and kernels as unrolled as these take it minutes to compile.) Exact: no operation here saturates
+ * or rounds where the real one does not. */
 #include_next <immintrin.h>
 #ifndef HK_EMULATED_IMMINTRIN_H
 #define HK_EMULATED_IMMINTRIN_H
+
+#include <stdint.h>
 
 #define HK_NO_PIN
 #define EMU static inline __attribute__((always_inline, unused))
@@ -25,6 +27,8 @@ EMU __m256i hk_dpbusd(__m256i acc, __m256i u, __m256i s) {
     return _mm256_add_epi32(acc, _mm256_add_epi32(_mm256_madd_epi16(ue, se), _mm256_madd_epi16(uo, so)));
 }
 #define _mm256_dpbusd_avx_epi32 hk_dpbusd
+EMU __m256i hk_dpwssd(__m256i acc, __m256i a, __m256i b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
+#define _mm256_dpwssd_avx_epi32 hk_dpwssd
 
 #define BOTH_1(name, type, arg, op)                                                                                    \
     EMU type hk_##name(arg a) { return (type){{op(a.h[0]), op(a.h[1])}}; }
@@ -47,6 +51,8 @@ BOTH_2(or_si512, hk_m512i, _mm256_or_si256)
 BOTH_2(xor_si512, hk_m512i, _mm256_xor_si256)
 BOTH_2(add_epi16, hk_m512i, _mm256_add_epi16)
 BOTH_2(add_epi32, hk_m512i, _mm256_add_epi32)
+BOTH_2(sub_epi8, hk_m512i, _mm256_sub_epi8)
+BOTH_2(sub_epi16, hk_m512i, _mm256_sub_epi16)
 BOTH_2(sub_epi32, hk_m512i, _mm256_sub_epi32)
 BOTH_2(mullo_epi16, hk_m512i, _mm256_mullo_epi16)
 BOTH_2(madd_epi16, hk_m512i, _mm256_madd_epi16)
@@ -57,12 +63,16 @@ BOTH_2(mul_ps, hk_m512, _mm256_mul_ps)
 static __attribute__((noinline, unused)) hk_m512i hk_dpbusd_epi32(hk_m512i a, hk_m512i u, hk_m512i s) {
     return (hk_m512i){{hk_dpbusd(a.h[0], u.h[0], s.h[0]), hk_dpbusd(a.h[1], u.h[1], s.h[1])}};
 }
+static __attribute__((noinline, unused)) hk_m512i hk_dpwssd_epi32(hk_m512i acc, hk_m512i a, hk_m512i b) {
+    return (hk_m512i){{hk_dpwssd(acc.h[0], a.h[0], b.h[0]), hk_dpwssd(acc.h[1], a.h[1], b.h[1])}};
+}
 BOTH_3(fmadd_ps, hk_m512, _mm256_fmadd_ps)
 BOTH_3(fnmadd_ps, hk_m512, _mm256_fnmadd_ps)
 BOTH_N(slli_epi16, _mm256_slli_epi16)
 BOTH_N(srli_epi16, _mm256_srli_epi16)
 BOTH_N(srai_epi16, _mm256_srai_epi16)
 BOTH_N(slli_epi32, _mm256_slli_epi32)
+BOTH_N(srli_epi32, _mm256_srli_epi32)
 SPLAT(set1_epi8, hk_m512i, char, _mm256_set1_epi8)
 SPLAT(set1_epi16, hk_m512i, short, _mm256_set1_epi16)
 SPLAT(set1_epi32, hk_m512i, int, _mm256_set1_epi32)
@@ -110,6 +120,84 @@ EMU hk_m512i hk_mask_sllv_epi32(hk_m512i src, hk_m512i m, hk_m512i a, hk_m512i n
 }
 #define __mmask16 hk_m512i
 
+/* The bitwise choice between b and c by a, the one truth table that the kernels use. */
+EMU hk_m512i hk_ternarylogic_epi32(hk_m512i a, hk_m512i b, hk_m512i c, int table) {
+    if (table != 0xca)
+        __builtin_trap();
+    return hk_or_si512(hk_and_si512(a, b),
+                       (hk_m512i){{_mm256_andnot_si256(a.h[0], c.h[0]), _mm256_andnot_si256(a.h[1], c.h[1])}});
+}
+
+/* Tiles. As strict as the processor: an instruction on tiles that are not configured, or whose sizes do not fit, stops
+ * the test. Rows and bytes beyond the configuration are zero. */
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} hk_emulated_config;
+static __thread hk_emulated_config hk_tile_state __attribute__((unused));
+static __thread int8_t hk_tile_data[8][16][64] __attribute__((unused));
+
+#define HK_TILE_IS(condition)                                                                                          \
+    do {                                                                                                               \
+        if (!(condition))                                                                                              \
+            __builtin_trap();                                                                                          \
+    } while (0)
+#define TILE static __attribute__((noinline, unused)) void
+
+TILE hk_tile_loadconfig(const void *p) {
+    hk_tile_state = *(const hk_emulated_config *)p;
+    HK_TILE_IS(hk_tile_state.palette == 1 && hk_tile_state.start_row == 0);
+    for (int t = 0; t < 16; t++) {
+        int bytes = hk_tile_state.bytes[t], rows = hk_tile_state.rows[t];
+        HK_TILE_IS(bytes <= 64 && rows <= 16 && !bytes == !rows && (t < 8 || !rows));
+    }
+    __builtin_memset(hk_tile_data, 0, sizeof hk_tile_data);
+}
+TILE hk_tile_release(void) { __builtin_memset(&hk_tile_state, 0, sizeof hk_tile_state); }
+TILE hk_tile_zero(int t) {
+    HK_TILE_IS(hk_tile_state.rows[t]);
+    __builtin_memset(hk_tile_data[t], 0, sizeof hk_tile_data[t]);
+}
+TILE hk_tile_loadd(int t, const void *base, int64_t stride) {
+    hk_tile_zero(t);
+    for (int r = 0; r < hk_tile_state.rows[t]; r++)
+        __builtin_memcpy(hk_tile_data[t][r], (const char *)base + r * stride, hk_tile_state.bytes[t]);
+}
+TILE hk_tile_stored(int t, void *base, int64_t stride) {
+    HK_TILE_IS(hk_tile_state.rows[t]);
+    for (int r = 0; r < hk_tile_state.rows[t]; r++)
+        __builtin_memcpy((char *)base + r * stride, hk_tile_data[t][r], hk_tile_state.bytes[t]);
+}
+TILE hk_tile_dot(int d, int a, int b, int unsigned_b) {
+    const hk_emulated_config *s = &hk_tile_state;
+    HK_TILE_IS(s->rows[d] && s->rows[a] == s->rows[d] && s->bytes[b] == s->bytes[d] && s->bytes[a] == 4 * s->rows[b]);
+    for (int m = 0; m < s->rows[d]; m++)
+        for (int n = 0; n < s->bytes[d] / 4; n++) {
+            int32_t sum;
+            __builtin_memcpy(&sum, &hk_tile_data[d][m][4 * n], 4);
+            for (int k = 0; k < s->bytes[a]; k++) {
+                int w = hk_tile_data[b][k / 4][4 * n + k % 4];
+                sum += hk_tile_data[a][m][k] * (unsigned_b ? w & 255 : w);
+            }
+            __builtin_memcpy(&hk_tile_data[d][m][4 * n], &sum, 4);
+        }
+}
+#undef _tile_loadconfig
+#define _tile_loadconfig hk_tile_loadconfig
+#undef _tile_release
+#define _tile_release hk_tile_release
+#undef _tile_zero
+#define _tile_zero hk_tile_zero
+#undef _tile_loadd
+#define _tile_loadd hk_tile_loadd
+#undef _tile_stored
+#define _tile_stored hk_tile_stored
+#undef _tile_dpbssd
+#define _tile_dpbssd(d, a, b) hk_tile_dot(d, a, b, 0)
+#undef _tile_dpbsud
+#define _tile_dpbsud(d, a, b) hk_tile_dot(d, a, b, 1)
+
 #undef _mm512_abs_epi8
 #define _mm512_abs_epi8 hk_abs_epi8
 #undef _mm512_add_epi16
@@ -136,6 +224,8 @@ EMU hk_m512i hk_mask_sllv_epi32(hk_m512i src, hk_m512i m, hk_m512i a, hk_m512i n
 #define _mm512_cvtph_ps hk_cvtph_ps
 #undef _mm512_dpbusd_epi32
 #define _mm512_dpbusd_epi32 hk_dpbusd_epi32
+#undef _mm512_dpwssd_epi32
+#define _mm512_dpwssd_epi32 hk_dpwssd_epi32
 #undef _mm512_fmadd_ps
 #define _mm512_fmadd_ps hk_fmadd_ps
 #undef _mm512_fnmadd_ps
@@ -182,12 +272,20 @@ EMU hk_m512i hk_mask_sllv_epi32(hk_m512i src, hk_m512i m, hk_m512i a, hk_m512i n
 #define _mm512_srai_epi16 hk_srai_epi16
 #undef _mm512_srli_epi16
 #define _mm512_srli_epi16 hk_srli_epi16
+#undef _mm512_srli_epi32
+#define _mm512_srli_epi32 hk_srli_epi32
 #undef _mm512_storeu_ps
 #define _mm512_storeu_ps hk_storeu_ps
 #undef _mm512_storeu_si512
 #define _mm512_storeu_si512 hk_storeu_si512
 #undef _mm512_sub_epi32
 #define _mm512_sub_epi32 hk_sub_epi32
+#undef _mm512_ternarylogic_epi32
+#define _mm512_ternarylogic_epi32 hk_ternarylogic_epi32
+#undef _mm512_sub_epi16
+#define _mm512_sub_epi16 hk_sub_epi16
+#undef _mm512_sub_epi8
+#define _mm512_sub_epi8 hk_sub_epi8
 #undef _mm512_xor_si512
 #define _mm512_xor_si512 hk_xor_si512
 

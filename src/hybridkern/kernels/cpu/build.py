@@ -42,6 +42,11 @@ def padded(n: int, multiple: int = ALIGN) -> int:
     return -(-n // multiple) * multiple
 
 
+def spread(n: int, line: int) -> int:
+    """n rounded up to an odd number of cache lines: rows a power of two apart would meet in a few sets of a cache."""
+    return (-(-n // line) | 1) * line
+
+
 class TapeBuilder:
     """One tape for steps of at most max_rows tokens and max_outputs outputs; slots provide the buffer `logits`."""
 
@@ -88,8 +93,8 @@ class TapeBuilder:
 
     def _buffer(self, root: Buffer) -> int:
         if root not in self._buffers:
-            stride = self._strides[root] = padded(root.width)
             own = self._logits is None or root is not (self._logits.base or self._logits)
+            stride = self._strides[root] = spread(root.width, ALIGN) if own else padded(root.width)
             base = self._memory(self._rows(root) * stride * 4) if own else 0
             self._buffers[root] = self.tape.add_buffer(base, stride, root.rows == "outputs")
         return self._buffers[root]
@@ -110,7 +115,7 @@ class TapeBuilder:
             sizes["x"] = self._memory(n * sizes["x_stride"] * 4)
         else:
             sizes = {
-                "codes_stride": padded(K, 64),
+                "codes_stride": spread(K, 64),
                 "scales_stride": padded(K // 32),
                 "sums_stride": padded(K // 16, 32),
             }

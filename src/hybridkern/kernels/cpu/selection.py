@@ -17,18 +17,28 @@ def runnable() -> list[str]:
     return [name for name, needs, built in _cpu.kernel_sets() if built and needs & ~have == 0]
 
 
+def why_not(name: str) -> str:
+    """Why a kernel set that is not runnable is not."""
+    if not {n: built for n, _, built in _cpu.kernel_sets()}[name]:
+        return "not in this build"
+    if name == "amx" and _cpu.amx_denied():
+        return "this processor has it, but the operating system does not let this process use it"
+    return "not on this processor"
+
+
 def chosen_name(name: str | None = None) -> str:
     """The set to use: `name`, else what HYBRIDKERN_CPU says, else the best. Raises KernelError, listing the names."""
     wanted = name if name is not None else os.environ.get(VARIABLE) or None
     can = runnable()
     if wanted is None:
         return can[-1]
-    known = {n: (needs, built) for n, needs, built in _cpu.kernel_sets()}
+    known = [n for n, _, _ in _cpu.kernel_sets()]
     if wanted not in known:
         raise KernelError(f"no CPU kernel set is called {wanted!r} ({VARIABLE}); there are {', '.join(known)}")
     if wanted not in can:
-        why = "this CPU cannot run it" if known[wanted][1] else "it was not compiled into this build"
-        raise KernelError(f"the CPU kernel set {wanted!r} cannot be used ({VARIABLE}): {why}; usable: {', '.join(can)}")
+        raise KernelError(
+            f"the CPU kernel set {wanted!r} cannot be used ({VARIABLE}): {why_not(wanted)}; usable: {', '.join(can)}"
+        )
     return wanted
 
 
