@@ -44,7 +44,8 @@ def compile_one(nvcc: str, code: str, source: str, to: str) -> int:
         return done.returncode
     log = done.stdout + done.stderr
     used = resources(log)
-    if kind == "-cubin" and not used:
+    # A source may have no kernels for an architecture; ptxas then reports on global memory alone.
+    if kind == "-cubin" and not used and "bytes gmem" not in log:
         sys.stderr.write(f"ptxas said nothing of the kernels in {source}:\n{log}")
         return 1
     for line in log.splitlines():

@@ -61,3 +61,13 @@ def test_hot_kernels_do_not_spill() -> None:
     assert len(hot) > 50
     spilling = {name: k for name, k in hot.items() if k["spill_stores"] or k["spill_loads"]}
     assert spilling == {}
+
+
+@pytest.mark.parametrize(("said", "status"), [(LOG, 0), ("ptxas info    : 0 bytes gmem", 0), ("", 1)])
+def test_a_report_is_written_or_missed(tmp_path: Path, said: str, status: int) -> None:
+    """A source without kernels for an architecture is fine, a compiler that says nothing is not."""
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\n")
+    nvcc.chmod(0o755)
+    assert script().compile_one(str(nvcc), "sm_90a", "a.cu", str(tmp_path / "a.cubin")) == status
+    assert (tmp_path / "a.cubin.json").exists() is (status == 0)
