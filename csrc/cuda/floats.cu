@@ -122,7 +122,7 @@ template <class F, int V, int N> HK_FN void float_matvec(const hk_matmul_args &a
     HK_KERNEL __launch_bounds__(256, 2) hk_matvec_##lower(const __grid_constant__ hk_matmul_args a) {                  \
         float_matvec<unit_##lower, v, 1>(a);                                                                           \
     }                                                                                                                  \
-    HK_KERNEL __launch_bounds__(256, 2) hk_matvec8_##lower(const __grid_constant__ hk_matmul_args a) {                 \
+    HK_KERNEL __launch_bounds__(256, 1) hk_matvec8_##lower(const __grid_constant__ hk_matmul_args a) {                 \
         float_matvec<unit_##lower, v, 8>(a);                                                                           \
     }
 HK_FLOATS(f32, 4)
