@@ -152,8 +152,6 @@ static void execute(const launch *l) {
         store(&a->step, &a->cache);
     } else if (!strncmp(l->name, "hk_decode", 9) || !strncmp(l->name, "hk_prefill", 10)) {
         const hk_attend_args *a = l->args;
-        if (a->stream[1].x)
-            store(&a->step, &a->cache);
         for (int i = 0; !a->cache.block_offset && i < a->step.counts[0]; i++) {
             uint32_t h = 7;
             for (int p = 0; p <= a->step.positions[i]; p++)
