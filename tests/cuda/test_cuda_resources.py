@@ -16,8 +16,6 @@ pytestmark = pytest.mark.on_host
 # What runs for every token, on the architecture that is measured: none of it may spill.
 HOT = re.compile(r"hk_(matvec|matmul|wgmma|decode|prefill|heads|norm|rows|quant|argmax|embed)")
 HOT_CODE = "sm_90a"
-# Float weights with 2 to 8 columns, at the 128 registers that two blocks leave: bytes that may be spilled, and no more.
-KNOWN = {"hk_matvec8_f16": 16, "hk_matvec8_bf16": 16}
 LOG = """\
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'hk_first' for 'sm_90a'
@@ -61,7 +59,7 @@ def test_hot_kernels_do_not_spill() -> None:
         pytest.skip(f"this build has no kernels for {HOT_CODE}")
     hot = {name: k for name, k in facts["kernels"][HOT_CODE].items() if HOT.match(name)}
     assert len(hot) > 50
-    spilling = {name: k for name, k in hot.items() if k["spill_stores"] + k["spill_loads"] > KNOWN.get(name, 0)}
+    spilling = {name: k for name, k in hot.items() if k["spill_stores"] + k["spill_loads"]}
     assert spilling == {}
 
 

@@ -26,7 +26,7 @@ SHAPE = {"n_embd": 256, "n_head": 4, "head_dim": 64, "n_ff": 512, "context": 102
 def test_raw_rows_give_the_bits_of_packed_ones(tiny, engine, kind, isa):
     model = tiny("llama", type=kind, **SHAPE)
     packed, raw = (engine(model, cpu=isa, repack=repack) for repack in (True, False))
-    assert packed._set.raw_bytes == 0 and raw._set.raw_bytes > 0 and raw._set.weight_bytes <= 64
+    assert packed.part._set.raw_bytes == 0 and raw.part._set.raw_bytes > 0 and raw.part._set.weight_bytes <= 64
     sequences = [e.new_sequence() for e in (packed, raw)]
     for start, end in ((0, 40), (40, 41), (41, 43), (43, 46), (46, 50), (50, 60)):
         a, b = (e.evaluate(s, IDS[start:end], "all") for e, s in zip((packed, raw), sequences, strict=True))
@@ -38,7 +38,7 @@ def test_rows_that_are_too_long_are_packed_all_the_same(tiny, engine, monkeypatc
     monkeypatch.setattr(cpu_weights._cpu, "PANEL_SCRATCH", cpu_weights.panel_bytes(model.weights.blocks[0].q))
     e = engine(model, repack=False)
     down = sum(b.down.data.nbytes for b in model.weights.blocks)
-    assert down <= e._set.weight_bytes < 2 * down and e._set.raw_bytes > 0
+    assert down <= e.part._set.weight_bytes < 2 * down and e.part._set.raw_bytes > 0
     other = engine(model)
     assert (
         e.evaluate(e.new_sequence(), IDS, "all").tobytes() == other.evaluate(other.new_sequence(), IDS, "all").tobytes()
@@ -81,7 +81,7 @@ def test_everything_packed_is_given_back_once(tiny, engine, monkeypatch, mapped,
     assert got == want
     assert len(source.gone) > len(want)
     assert source.read == source.gone[1:]
-    assert e._set.raw_bytes == (model.weights.embedding.data.nbytes if tied and not mapped else 0)
+    assert e.part._set.raw_bytes == (model.weights.embedding.data.nbytes if tied and not mapped else 0)
 
 
 MEASURE = """
