@@ -26,6 +26,8 @@ class TypeKernels(Structure):
         ("gemv_isa", c_char_p),
         ("gemm_isa", c_char_p),
         ("dequant_isa", c_char_p),
+        ("gemv_raw", _PTR),
+        ("gemv_raw_isa", c_char_p),
     ]
 
 
