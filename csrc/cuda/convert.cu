@@ -183,7 +183,6 @@ template <class F> HK_FN void convert(const hk_convert_args &a, int block_bytes)
     HK_KERNEL hk_convert_##lower(const __grid_constant__ hk_convert_args a) { convert<unit_##lower>(a, bytes); }
 #define HK_CONVERT_F32(lower, bytes)
 #define HK_CONVERT_Q8_32(lower, bytes)                           HK_CONVERT(lower, bytes)
-#define HK_CONVERT_Q8_256(lower, bytes)                          HK_CONVERT(lower, bytes)
 #define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act) HK_CONVERT_##act(lower, bytes)
 #include "../formats/hk_types.def"
 #undef HK_TYPE

@@ -167,7 +167,6 @@ template <class TAKE> HK_FN void embed(const hk_embed_args &a, TAKE each) {
     }
 #define HK_EMBED_F32(lower)                                      HK_EMBED(lower, each_float_quad)
 #define HK_EMBED_Q8_32(lower)                                    HK_EMBED(lower, each_quad)
-#define HK_EMBED_Q8_256(lower)                                   HK_EMBED(lower, each_quad)
 #define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act) HK_EMBED_##act(lower)
 #include "../formats/hk_types.def"
 #undef HK_TYPE

@@ -156,7 +156,6 @@ HK_FLOATS(f16)
 HK_FLOATS(bf16)
 #define HK_WGMMA_F32(lower)
 #define HK_WGMMA_Q8_32(lower)                                    HK_QUANTISED(lower)
-#define HK_WGMMA_Q8_256(lower)                                   HK_QUANTISED(lower)
 #define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act) HK_WGMMA_##act(lower)
 #include "../formats/hk_types.def"
 #endif

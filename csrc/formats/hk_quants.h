@@ -2,8 +2,8 @@
 #ifndef HK_QUANTS_H
 #define HK_QUANTS_H
 
-#include <string.h>
 #include "hk_formats.h"
+#include "hk_half.h"
 
 typedef enum hk_codes { HK_CODES_PLAIN, HK_CODES_SIGNED, HK_CODES_IQ4, HK_CODES_MXFP4 } hk_codes;
 
@@ -38,25 +38,9 @@ enum {
 #define HK_TABLE_IQ4   -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
 #define HK_TABLE_MXFP4 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
-static inline float hk_f32_of_bits(uint32_t u) {
-    float f;
-    memcpy(&f, &u, 4);
-    return f;
-}
-
-/* fp16 -> float32, exact, denormals, infinities and NaNs included. */
-static inline float hk_f32_of_f16(uint16_t h) {
-    uint32_t sign = (uint32_t)(h & 0x8000) << 16, e = (h >> 10) & 31, m = h & 1023;
-    if (e == 0) {
-        float f = (float)m * 0x1p-24f;
-        return sign ? -f : f;
-    }
-    return hk_f32_of_bits(sign | (e == 31 ? 0x7f800000u : (e + 112) << 23) | m << 13);
-}
-
 /* Half of the power of two of an E8M0 exponent: 2^(e - 128), denormal for e < 2. */
 static inline float hk_f32_of_e8m0_half(uint8_t e) {
-    return hk_f32_of_bits(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
+    return hk_bits_float(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
 }
 
 #endif

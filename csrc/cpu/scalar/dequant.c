@@ -32,24 +32,24 @@ static inline void scale_min(const uint8_t *s, int j, int *scale, int *min) {
 
 static void block_q4_0(const hk_block_q4_0 *b, const uint8_t *low, const uint8_t *high, float *y) {
     (void)high;
-    put_scaled(low, NULL, 0, 8, hk_f32_of_f16(b->d), 32, y);
+    put_scaled(low, NULL, 0, 8, hk_half_to_float(b->d), 32, y);
 }
 
 static void block_q4_1(const hk_block_q4_1 *b, const uint8_t *low, const uint8_t *high, float *y) {
     (void)high;
-    put_affine(low, NULL, 0, hk_f32_of_f16(b->d), hk_f32_of_f16(b->m), 32, y);
+    put_affine(low, NULL, 0, hk_half_to_float(b->d), hk_half_to_float(b->m), 32, y);
 }
 
 static void block_q5_0(const hk_block_q5_0 *b, const uint8_t *low, const uint8_t *high, float *y) {
-    put_scaled(low, high, 4, 16, hk_f32_of_f16(b->d), 32, y);
+    put_scaled(low, high, 4, 16, hk_half_to_float(b->d), 32, y);
 }
 
 static void block_q5_1(const hk_block_q5_1 *b, const uint8_t *low, const uint8_t *high, float *y) {
-    put_affine(low, high, 4, hk_f32_of_f16(b->d), hk_f32_of_f16(b->m), 32, y);
+    put_affine(low, high, 4, hk_half_to_float(b->d), hk_half_to_float(b->m), 32, y);
 }
 
 static void block_q8_0(const hk_block_q8_0 *b, const uint8_t *low, const uint8_t *high, float *y) {
-    float d = hk_f32_of_f16(b->d);
+    float d = hk_half_to_float(b->d);
     (void)low, (void)high;
     for (int i = 0; i < 32; i++)
         y[i] = d * (float)b->qs[i];
@@ -57,7 +57,7 @@ static void block_q8_0(const hk_block_q8_0 *b, const uint8_t *low, const uint8_t
 
 static void block_iq4_nl(const hk_block_iq4_nl *b, const uint8_t *low, const uint8_t *high, float *y) {
     (void)high;
-    put_table(low, table_iq4, hk_f32_of_f16(b->d), 32, y);
+    put_table(low, table_iq4, hk_half_to_float(b->d), 32, y);
 }
 
 static void block_mxfp4(const hk_block_mxfp4 *b, const uint8_t *low, const uint8_t *high, float *y) {
@@ -66,7 +66,7 @@ static void block_mxfp4(const hk_block_mxfp4 *b, const uint8_t *low, const uint8
 }
 
 static void block_q2_k(const hk_block_q2_k *b, const uint8_t *low, const uint8_t *high, float *y) {
-    float d = hk_f32_of_f16(b->d), dmin = hk_f32_of_f16(b->dmin);
+    float d = hk_half_to_float(b->d), dmin = hk_half_to_float(b->dmin);
     (void)high;
     for (int j = 0; j < 16; j++) {
         float s = d * (float)(b->scales[j] & 15), m = dmin * (float)(b->scales[j] >> 4);
@@ -75,7 +75,7 @@ static void block_q2_k(const hk_block_q2_k *b, const uint8_t *low, const uint8_t
 }
 
 static void block_q3_k(const hk_block_q3_k *b, const uint8_t *low, const uint8_t *high, float *y) {
-    float d = hk_f32_of_f16(b->d);
+    float d = hk_half_to_float(b->d);
     for (int j = 0; j < 16; j++) {
         int nibble = j < 8 ? b->scales[j] & 15 : b->scales[j - 8] >> 4;
         int top = (b->scales[8 + j % 4] >> (2 * (j / 4))) & 3;
@@ -84,7 +84,7 @@ static void block_q3_k(const hk_block_q3_k *b, const uint8_t *low, const uint8_t
 }
 
 static void block_q4_k(const hk_block_q4_k *b, const uint8_t *low, const uint8_t *high, float *y) {
-    float d = hk_f32_of_f16(b->d), dmin = hk_f32_of_f16(b->dmin);
+    float d = hk_half_to_float(b->d), dmin = hk_half_to_float(b->dmin);
     (void)high;
     for (int j = 0, s, m; j < 8; j++) {
         scale_min(b->scales, j, &s, &m);
@@ -93,7 +93,7 @@ static void block_q4_k(const hk_block_q4_k *b, const uint8_t *low, const uint8_t
 }
 
 static void block_q5_k(const hk_block_q5_k *b, const uint8_t *low, const uint8_t *high, float *y) {
-    float d = hk_f32_of_f16(b->d), dmin = hk_f32_of_f16(b->dmin);
+    float d = hk_half_to_float(b->d), dmin = hk_half_to_float(b->dmin);
     for (int j = 0, s, m; j < 8; j++) {
         scale_min(b->scales, j, &s, &m);
         put_affine(low + 32 * j, high + 32 * j, 4, d * (float)s, -(dmin * (float)m), 32, y + 32 * j);
@@ -101,13 +101,13 @@ static void block_q5_k(const hk_block_q5_k *b, const uint8_t *low, const uint8_t
 }
 
 static void block_q6_k(const hk_block_q6_k *b, const uint8_t *low, const uint8_t *high, float *y) {
-    float d = hk_f32_of_f16(b->d);
+    float d = hk_half_to_float(b->d);
     for (int j = 0; j < 16; j++)
         put_scaled(low + 16 * j, high + 16 * j, 4, 32, d * (float)b->scales[j], 16, y + 16 * j);
 }
 
 static void block_iq4_xs(const hk_block_iq4_xs *b, const uint8_t *low, const uint8_t *high, float *y) {
-    float d = hk_f32_of_f16(b->d);
+    float d = hk_half_to_float(b->d);
     (void)high;
     for (int j = 0; j < 8; j++) {
         int s = ((b->scales_l[j / 2] >> (4 * (j % 2))) & 15) | ((b->scales_h >> (2 * j)) & 3) << 4;

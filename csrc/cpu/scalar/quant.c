@@ -36,7 +36,7 @@ INLINE float scale_at(const hk_quant *q, const uint8_t *plane, int i) {
     if (q->e8m0)
         return hk_f32_of_e8m0_half(plane[i]);
     memcpy(&h, plane + 2 * i, 2);
-    return hk_f32_of_f16(h);
+    return hk_half_to_float(h);
 }
 
 /* dot[r] = sum over n weights of v * a */

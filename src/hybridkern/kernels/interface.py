@@ -29,12 +29,17 @@ class Buffer:
     base: Buffer | None = None
     offset: int = 0
 
+    @property
+    def root(self) -> Buffer:
+        """The buffer that owns the memory."""
+        return self.base or self
+
     def view(self, offset: int, width: int) -> Buffer:
         """Columns [offset, offset + width) of this buffer, sharing its memory."""
         if offset < 0 or width <= 0 or offset + width > self.width:
             raise ValueError(f"view [{offset}, {offset + width}) of buffer {self.name!r} of width {self.width}")
-        root = self.base or self
-        return Buffer(f"{self.name}[{offset}:{offset + width}]", width, self.rows, root, self.offset + offset)
+        name = f"{self.name}[{offset}:{offset + width}]"
+        return Buffer(name, width, self.rows, self.root, self.offset + offset)
 
 
 @dataclass(frozen=True, eq=False)

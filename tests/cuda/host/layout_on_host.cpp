@@ -64,7 +64,6 @@ template <class F> static int there_and_back(const u8 *raw, u8 *at, float *out, 
     if (type == id)                                                                                                    \
         return there_and_back<unit_##lower>(raw, at, out, rows, cols, bytes);
 #define HK_HOST_Q8_32(lower, id, bytes)                          HK_HOST(lower, id, bytes)
-#define HK_HOST_Q8_256(lower, id, bytes)                         HK_HOST(lower, id, bytes)
 #define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act) HK_HOST_##act(lower, id, bytes)
 /* out: [rows padded to 16][cols padded to a record]. 0: fine. */
 extern "C" int layout_there_and_back(int type, const u8 *raw, u8 *at, float *out, s64 rows, s64 cols) {

@@ -116,7 +116,6 @@ static void product(const u8 *at, s64 rows, s64 cols, const s8 *codes, const flo
         return 0;                                                                                                      \
     }
 #define HK_HOST_Q8_32(lower, id)                                 HK_HOST(lower, id)
-#define HK_HOST_Q8_256(lower, id)                                HK_HOST(lower, id)
 #define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act) HK_HOST_##act(lower, id)
 extern "C" int product_on_host(int type, const u8 *at, s64 rows, s64 cols, const s8 *codes, const float *scales, int n,
                                float *y) {

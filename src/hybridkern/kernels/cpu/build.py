@@ -93,14 +93,14 @@ class TapeBuilder:
 
     def _buffer(self, root: Buffer) -> int:
         if root not in self._buffers:
-            own = self._logits is None or root is not (self._logits.base or self._logits)
+            own = self._logits is None or root is not self._logits.root
             stride = self._strides[root] = spread(root.width, ALIGN) if own else padded(root.width)
             base = self._memory(self._rows(root) * stride * 4) if own else 0
             self._buffers[root] = self.tape.add_buffer(base, stride, root.rows == "outputs")
         return self._buffers[root]
 
     def _view(self, b: Buffer | None) -> View | None:
-        return None if b is None else (self._buffer(b.base or b), b.offset, b.width)
+        return None if b is None else (self._buffer(b.root), b.offset, b.width)
 
     def _act(self, act: Act) -> int:
         if act in self._acts:
@@ -203,7 +203,7 @@ class TapeBuilder:
 
     def _is_staged(self, out: Buffer, add: Buffer | None) -> bool:
         """Whether whole panels of 16 rows may not be written to `out` as they come."""
-        root = out.base or out
+        root = out.root
         self._buffer(root)
         whole = padded(out.width)
         last = out.offset + out.width == root.width and out.offset + whole <= self._strides[root]

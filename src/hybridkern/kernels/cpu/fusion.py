@@ -16,7 +16,8 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from hybridkern.errors import KernelError
-from hybridkern.kernels.interface import Angles, Buffer, KVSpec, Op, Vector, Weight
+from hybridkern.kernels.heads import HEAD_KINDS, Stream, join_heads
+from hybridkern.kernels.interface import Buffer, KVSpec, Op, Weight
 
 from .weights import ACT_F32, activation_kind
 
@@ -24,7 +25,6 @@ MAX_PARTS = 8
 MAX_STREAMS = 4
 ALIGN = 16  # floats per cache line
 SINGLE = {"embed", "angles", "rmsnorm", "attend", "glu", "add", "scale", "softcap", "select"}
-HEADS = {"head_norm", "rope", "store_kv"}
 EMITTERS = {"rmsnorm", "attend", "glu", "add", "scale", "softcap", "select", "quantize"}
 
 
@@ -39,7 +39,7 @@ class Span:
     @classmethod
     def of(cls, b: Buffer) -> Span:
         """The memory of a buffer or view."""
-        return cls(b.base or b, b.offset, b.width)
+        return cls(b.root, b.offset, b.width)
 
     def overlaps(self, other: Span) -> bool:
         """Whether the two share memory."""
@@ -61,19 +61,6 @@ class Act:
     def is_alias(self) -> bool:
         """Whether the floats can be used where they are: their rows begin on a cache line."""
         return self.kind == ACT_F32 and self.span.offset % ALIGN == 0
-
-
-@dataclass
-class Stream:
-    """Heads of one buffer in a fused operation over heads. store: 0 none, 1 keys, 2 values."""
-
-    x: Buffer
-    head_dim: int
-    norm: Vector | None = None
-    eps: float = 0.0
-    angles: Angles | None = None
-    layout: str = "norm"
-    store: int = 0
 
 
 @dataclass
@@ -133,7 +120,8 @@ def _grouped(ops: Iterable[Op]) -> Iterator[Fused]:
     last: Fused | None = None
     for op in ops:
         if last is not None and (
-            (op.kind == "matmul" and _joins_products(last, op)) or (op.kind in HEADS and _joins_heads(last, op))
+            (op.kind == "matmul" and _joins_products(last, op))
+            or (op.kind in HEAD_KINDS and last.kind == "heads" and join_heads(last, op, MAX_STREAMS))
         ):
             continue
         if last is not None:
@@ -143,9 +131,9 @@ def _grouped(ops: Iterable[Op]) -> Iterator[Fused]:
             if Span.of(op.out).overlaps(Span.of(op.args[0])):
                 raise KernelError(f"the product with {op.args[1].name} would overwrite its own input")
             last = Fused("matmul", products=[op])
-        elif op.kind in HEADS:
+        elif op.kind in HEAD_KINDS:
             last = Fused("heads")
-            if not _joins_heads(last, op):
+            if not join_heads(last, op, MAX_STREAMS):
                 raise KernelError(f"the CPU set cannot run {op.kind} here")
         elif op.kind in SINGLE:
             last = Fused(op.kind, op)
@@ -171,44 +159,6 @@ def _joins_products(group: Fused, op: Op) -> bool:
         return False
     group.products.append(op)
     return True
-
-
-def _joins_heads(group: Fused, op: Op) -> bool:
-    """Adds an operation to a group over heads; False where order or capacity forbid it."""
-    if group.kind != "heads":
-        return False
-    if op.kind == "store_kv":
-        if group.kv is not None or op.args[0] is op.args[1]:
-            return False
-        kv = op.out
-        k, v = _stream(group, op.args[0], kv.head_dim_k), _stream(group, op.args[1], kv.head_dim_v)
-        if k is None or v is None:
-            return False
-        k.store, v.store, group.kv = 1, 2, kv
-        return True
-    s = _stream(group, op.args[0], op.params["head_dim"])
-    if s is None or s.store or s.angles is not None:
-        return False
-    if op.kind == "rope":
-        s.angles, s.layout = op.args[1], op.params["layout"]
-        return True
-    if s.norm is not None:
-        return False
-    s.norm, s.eps = op.args[1], op.params["eps"]
-    return True
-
-
-def _stream(group: Fused, x: Buffer, head_dim: int) -> Stream | None:
-    span = Span.of(x)
-    for s in group.streams:
-        if Span.of(s.x) == span and s.head_dim == head_dim:
-            return s
-        if Span.of(s.x).overlaps(span):
-            return None
-    if len(group.streams) == MAX_STREAMS:
-        return None
-    group.streams.append(Stream(x, head_dim))
-    return group.streams[-1]
 
 
 class _Quantisation:

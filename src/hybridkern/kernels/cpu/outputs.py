@@ -29,7 +29,7 @@ def select_early(ops: Sequence[Op]) -> list[Op]:
     result = rows.roots.get(chosen.args[0])
     behind = ops[at + 1 :]
     # What is read later must be the selection alone, for the tokens' buffers are no longer written.
-    if result is None or any(_root(b) in rows.roots for op in behind for b in _buffers(op)):
+    if result is None or any(b.root in rows.roots for op in behind for b in _buffers(op)):
         return list(ops)
     after = [_renamed(op, {chosen.out: result}) for op in behind]
     return [*ops[: last + 1], *(Op("select", to, (root,)) for root, to in rows.needed), *moved, *after]
@@ -46,12 +46,12 @@ class _Rows:
     def of(self, op: Op) -> Op:
         parts = [op.out] if op.out.base is not None else []  # the rest of a row that is written in part
         for b in (*op.args, *parts):
-            if isinstance(b, Buffer) and _root(b) not in self.roots:
-                self.needed.append((_root(b), self._root_of(b)))
+            if isinstance(b, Buffer) and b.root not in self.roots:
+                self.needed.append((b.root, self._root_of(b)))
         return _renamed(op, {b: self._view_of(b) for b in _buffers(op)})
 
     def _root_of(self, b: Buffer) -> Buffer:
-        root = _root(b)
+        root = b.root
         if root not in self.roots:
             self.roots[root] = Buffer(f"{root.name} of outputs", root.width, "outputs")
         return self.roots[root]
@@ -63,10 +63,6 @@ class _Rows:
         if b not in self._views:
             self._views[b] = root.view(b.offset, b.width)
         return self._views[b]
-
-
-def _root(b: Buffer) -> Buffer:
-    return b.base or b
 
 
 def _buffers(op: Op) -> list[Buffer]:

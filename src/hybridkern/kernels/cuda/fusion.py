@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hybridkern.errors import KernelError
-from hybridkern.kernels.interface import Angles, Buffer, KVSpec, Op, Vector
+from hybridkern.kernels.heads import HEAD_KINDS, Stream, join_heads, overlap, same
+from hybridkern.kernels.interface import Buffer, KVSpec, Op
 
 from .arguments import MAX_PARTS, MAX_STREAMS
 from .launches import FEW, MIXED
@@ -22,23 +23,7 @@ from .layout import LAYOUTS
 
 Form = Literal["f32", "codes", "half"]
 ROW_KINDS = {"rmsnorm", "glu", "add", "scale", "softcap", "select"}
-HEAD_KINDS = {"head_norm", "rope", "store_kv"}
 KINDS = {"embed", "angles", "matmul", "attend"} | ROW_KINDS | HEAD_KINDS
-
-
-def root_of(b: Buffer) -> Buffer:
-    """The buffer that owns the memory."""
-    return b.base or b
-
-
-def overlap(a: Buffer, b: Buffer) -> bool:
-    """Whether the two share memory."""
-    return root_of(a) is root_of(b) and a.offset < b.offset + b.width and b.offset < a.offset + a.width
-
-
-def same(a: Buffer, b: Buffer) -> bool:
-    """Whether the two are the same columns."""
-    return root_of(a) is root_of(b) and a.offset == b.offset and a.width == b.width
 
 
 def form_of(type_name: str, n: int) -> Form:
@@ -48,19 +33,6 @@ def form_of(type_name: str, n: int) -> Form:
     if n == 1:
         return "f32"
     return "codes" if n <= FEW else "half"
-
-
-@dataclass
-class Stream:
-    """Heads of one buffer. store: 0 none, 1 keys, 2 values."""
-
-    x: Buffer
-    head_dim: int
-    norm: Vector | None = None
-    eps: float = 0.0
-    angles: Angles | None = None
-    layout: str = "norm"
-    store: int = 0
 
 
 @dataclass
@@ -201,7 +173,7 @@ class Fusion:
     def _heads(self, i: int) -> tuple[Fused, int]:
         made, taken = Fused("heads", self._ops[i]), 0
         while i + taken < len(self._ops) and self._ops[i + taken].kind in HEAD_KINDS:
-            if not _join_heads(made, self._ops[i + taken]):
+            if not join_heads(made, self._ops[i + taken], MAX_STREAMS):
                 break
             taken += 1
         if not taken:
@@ -224,40 +196,6 @@ def _clash(op: Op, earlier: Op) -> bool:
     touched = [op.out, *(b for b in op.args[1:] if isinstance(b, Buffer))]
     before = [earlier.out, *(b for b in earlier.args[1:] if isinstance(b, Buffer))]
     return any(overlap(earlier.out, b) for b in touched) or any(overlap(op.out, b) for b in before)
-
-
-def _join_heads(made: Fused, op: Op) -> bool:
-    if op.kind == "store_kv":
-        kv: KVSpec = op.out
-        if made.kv is not None:
-            return False
-        k, v = _stream(made, op.args[0], kv.head_dim_k), _stream(made, op.args[1], kv.head_dim_v)
-        if k is None or v is None or k is v:
-            return False
-        k.store, v.store, made.kv = 1, 2, kv
-        return True
-    s = _stream(made, op.args[0], op.params["head_dim"])
-    if s is None or s.store or s.angles is not None:
-        return False
-    if op.kind == "rope":
-        s.angles, s.layout = op.args[1], op.params["layout"]
-        return True
-    if s.norm is not None:
-        return False
-    s.norm, s.eps = op.args[1], op.params["eps"]
-    return True
-
-
-def _stream(made: Fused, x: Buffer, head_dim: int) -> Stream | None:
-    for s in made.streams:
-        if same(s.x, x) and s.head_dim == head_dim:
-            return s
-        if overlap(s.x, x):
-            return None
-    if len(made.streams) == MAX_STREAMS:
-        return None
-    made.streams.append(Stream(x, head_dim))
-    return made.streams[-1]
 
 
 def _with_forms(fused: list[Fused], n: int) -> Iterator[Fused]:

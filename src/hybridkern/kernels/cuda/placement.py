@@ -13,7 +13,7 @@ from hybridkern.kernels.interface import Angles, Buffer, KVSpec, Vector, Weight
 
 from . import cache_layout, launches, tiles
 from .driver import Kernels, Memory, Stream
-from .fusion import Form, root_of
+from .fusion import Form
 from .layout import LAYOUTS, TILE, device_bytes, row_offset
 from .upload import PIECE, Piece, Progress, Uploaded, upload
 
@@ -133,7 +133,7 @@ class Placement:
 
     def buffer(self, b: Buffer) -> tuple[int, int]:
         """Address of a buffer's or view's first value, and the values from row to row."""
-        root = root_of(b)
+        root = b.root
         if root not in self._buffers:
             stride = padded(root.width, 32)
             rows = self.max_rows if root.rows == "tokens" else self.max_outputs
@@ -143,7 +143,7 @@ class Placement:
 
     def form(self, b: Buffer, form: Form) -> tuple[int, int]:
         """A buffer as codes and meta, or as halves and scales."""
-        key = (root_of(b), b.offset, b.width, form)
+        key = (b.root, b.offset, b.width, form)
         if key not in self._forms:
             rows = self.max_rows if b.rows == "tokens" else self.max_outputs
             if form == "codes":

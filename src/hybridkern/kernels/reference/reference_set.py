@@ -61,13 +61,13 @@ class ReferenceSet:
 
     def value(self, buffer: Buffer) -> Floats:
         """What a buffer holds after the last run (buffers that blocks share: what the last block left)."""
-        root = buffer.base or buffer
+        root = buffer.root
         if root not in self._values:
             raise KernelError(f"buffer {root.name!r} is read before anything was written to it")
         return self._values[root][:, buffer.offset : buffer.offset + buffer.width]
 
     def _write(self, buffer: Buffer, value: Floats) -> None:
-        root = buffer.base or buffer
+        root = buffer.root
         n = len(self._batch.tokens if root.rows == "tokens" else self._batch.outputs)
         if value.shape != (n, buffer.width):
             raise KernelError(f"buffer {buffer.name!r} is {(n, buffer.width)}, but {value.shape} is written to it")
