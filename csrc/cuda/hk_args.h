@@ -179,4 +179,21 @@ typedef struct hk_topk_args {
     int k, pad;
 } hk_topk_args;
 
+/* Rows of a buffer that pass through mapped host memory. */
+typedef struct hk_link_rows {
+    float *at;
+    long long stride;
+    float *host; /* [rows][width] */
+    int width, outputs;
+} hk_link_rows;
+
+#define HK_LINK_ROWS 4
+typedef struct hk_link_args {
+    hk_step step; /* counts[2]: the number of the step */
+    hk_link_rows rows[HK_LINK_ROWS];
+    int *flag;         /* the number of the step whose rows are there */
+    const int *abort;  /* the number of the step that nobody waits for any more */
+    int n_rows, quads; /* quads: everything is a multiple of 4 values */
+} hk_link_args;
+
 #endif

@@ -22,7 +22,22 @@ typedef struct cu_config {
     unsigned n_attributes;
 } cu_config;
 
+typedef struct cu_plane {
+    size_t x, y;
+    int32_t kind;
+    void *host;
+    uint64_t device;
+    void *array;
+    size_t pitch;
+} cu_plane;
+typedef struct cu_copy {
+    cu_plane from, to;
+    size_t width, height;
+} cu_copy;
+
 enum {
+    CU_MEMORY_HOST = 1,
+    CU_MEMORY_DEVICE = 2,
     CU_SHARED_LIMIT = 8,
     CU_EARLY_START = 6,
     CU_CAPTURE_THREAD_LOCAL = 1,
@@ -58,6 +73,7 @@ enum { CU_HOST_PORTABLE = 1, CU_HOST_MAPPED = 2, CU_HOST_READ_ONLY = 8 };
     X(cuMemcpyHtoDAsync_v2, (uint64_t, const void *, size_t, void *))                                                  \
     X(cuMemcpyDtoHAsync_v2, (void *, uint64_t, size_t, void *))                                                        \
     X(cuMemcpyDtoDAsync_v2, (uint64_t, uint64_t, size_t, void *))                                                      \
+    X(cuMemcpy2DAsync_v2, (const cu_copy *, void *))                                                                   \
     X(cuMemsetD8Async, (uint64_t, unsigned char, size_t, void *))                                                      \
     X(cuMemHostAlloc, (void **, size_t, unsigned))                                                                     \
     X(cuMemFreeHost, (void *))                                                                                         \
@@ -218,6 +234,12 @@ int hk_cuda_copy_to_host(void *to, uint64_t from, size_t bytes, void *stream) {
 }
 int hk_cuda_copy_on_device(uint64_t to, uint64_t from, size_t bytes, void *stream) {
     CALL(cuMemcpyDtoDAsync_v2, to, from, bytes, stream);
+}
+int hk_cuda_copy_rows(void *host, uint64_t device, size_t width, size_t pitch, size_t n, int to_host, void *stream) {
+    cu_plane here = {.kind = CU_MEMORY_HOST, .host = host, .pitch = width};
+    cu_plane there = {.kind = CU_MEMORY_DEVICE, .device = device, .pitch = pitch};
+    cu_copy copy = {.from = to_host ? there : here, .to = to_host ? here : there, .width = width, .height = n};
+    CALL(cuMemcpy2DAsync_v2, &copy, stream);
 }
 int hk_cuda_fill(uint64_t at, uint8_t byte, size_t bytes, void *stream) {
     CALL(cuMemsetD8Async, at, byte, bytes, stream);

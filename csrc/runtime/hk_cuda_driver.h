@@ -52,6 +52,9 @@ HK_CUDA_API int hk_cuda_memory_info(size_t *free_bytes, size_t *total_bytes);
 HK_CUDA_API int hk_cuda_copy_to_device(uint64_t to, const void *from, size_t bytes, void *stream);
 HK_CUDA_API int hk_cuda_copy_to_host(void *to, uint64_t from, size_t bytes, void *stream);
 HK_CUDA_API int hk_cuda_copy_on_device(uint64_t to, uint64_t from, size_t bytes, void *stream);
+/* n rows of `width` bytes, one behind the other in host memory, `pitch` bytes apart on the device. */
+HK_CUDA_API int hk_cuda_copy_rows(void *host, uint64_t device, size_t width, size_t pitch, size_t n, int to_host,
+                                  void *stream);
 HK_CUDA_API int hk_cuda_fill(uint64_t at, uint8_t byte, size_t bytes, void *stream);
 HK_CUDA_API int hk_cuda_host_alloc(size_t bytes, void **memory); /* page-locked, mapped */
 HK_CUDA_API int hk_cuda_host_free(void *memory);

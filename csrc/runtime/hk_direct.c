@@ -74,9 +74,10 @@ int hk_direct_matmul(const hk_cpu_set *set, hk_type t, const uint8_t *panels, in
                     .max_rows = (int32_t)n,
                     .max_pages = 1,
                     .tiles = tiles};
-    hk_program program = {.commands = {{HK_REPLAY, &tape}}, .n_commands = 1};
+    hk_command replay = {.kind = HK_REPLAY, .last = tape.n_ops, .tape = &tape};
+    hk_program program = {.commands = &replay, .n_commands = 1};
     hk_slot slot = {.n = (int32_t)n};
-    int rc = hk_program_run(&program, &slot, n_threads, 0);
+    int rc = hk_program_run(&program, &slot, n_threads);
     if (memory)
         hk_memory_unmap(memory, bytes);
     return rc;

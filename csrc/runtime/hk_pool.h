@@ -18,7 +18,8 @@ enum {
     HK_ERR_THREADS = -1, /* a thread count out of range, or the system refused to start one */
     HK_ERR_MEMORY = -2,
     HK_ERR_ARGUMENT = -3,
-    HK_ERR_DEVICE = -4 /* of the CUDA driver: hk_cuda_error() says more, in the same thread */
+    HK_ERR_DEVICE = -4, /* of the CUDA driver: hk_cuda_error() says more, in the same thread */
+    HK_ERR_HUNG = -5    /* a device did not do in time what it was asked for */
 };
 
 #define HK_MAX_THREADS 256

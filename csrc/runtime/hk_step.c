@@ -5,26 +5,107 @@
 typedef struct step {
     hk_program *program;
     hk_slot *slot;
-    int greedy;
+    const int32_t *table;
+    int greedy, linked;
     int result;
 } step;
 
+/* Brings the inputs of the step to every GPU; where all of its segments are one graph, that graph follows at once, and
+ * its kernels wait for what the others send. */
+static int begin_devices(const step *s) {
+    hk_program *p = s->program;
+    for (int i = 0; i < p->n_graphs; i++) {
+        hk_graphs *g = p->graphs[i];
+        int rc = hk_graphs_begin(g, s->slot, s->table, p->epoch, 0, s->greedy ? HK_WANT_BEST : HK_WANT_LOGITS);
+        if (rc == HK_OK && s->linked && (rc = hk_graphs_launch(g, s->slot, 0)) == HK_OK)
+            rc = hk_graphs_end(g, s->slot);
+        if (rc != HK_OK)
+            return rc;
+    }
+    return HK_OK;
+}
+
+static int end_devices(const step *s) {
+    int rc = HK_OK;
+    for (int i = 0; i < s->program->n_graphs && rc == HK_OK && !s->linked; i++)
+        rc = hk_graphs_end(s->program->graphs[i], s->slot);
+    return rc;
+}
+
+/* What thread 0 does for a GPU; it alone learns of a failure. */
+static int run_device(const hk_crossing *x, const hk_command *c) {
+    switch ((hk_command_kind)c->kind) {
+    case HK_LAUNCH:
+        return x->linked ? HK_OK : hk_graphs_launch(c->graphs, x->slot, c->first);
+    case HK_SEND:
+        return hk_link_from_device(x, c->transfer);
+    case HK_RECEIVE:
+        return hk_link_to_device(x, c->transfer);
+    case HK_REPLAY:
+        break;
+    }
+    return HK_ERR_ARGUMENT;
+}
+
+/* What all threads do; they learn of a failure at the same barrier. */
+static int run_host(const hk_crossing *x, const hk_command *c, hk_run *run) {
+    switch ((hk_command_kind)c->kind) {
+    case HK_REPLAY:
+        run->tape = c->tape;
+        return hk_tape_run(run, x->thread, c->first, c->last);
+    case HK_SEND:
+        return hk_link_from_host(x, c->transfer);
+    case HK_RECEIVE:
+        return hk_link_to_host(x, c->transfer);
+    case HK_LAUNCH:
+        break;
+    }
+    return HK_ERR_ARGUMENT;
+}
+
+static int is_for_device(const hk_command *c) {
+    return c->kind == HK_LAUNCH || (c->kind == HK_SEND && c->transfer->from != NULL) ||
+           (c->kind == HK_RECEIVE && c->transfer->to != NULL);
+}
+
+/* Every thread runs all commands, up to the first failure. Where thread 0 alone meets one, it sets the cancel word and
+ * goes to a barrier: the others stop at their next one, of which there is one behind the last command too. */
 static void run_region(void *arg, int thread, hk_team *team) {
     step *s = arg;
+    hk_program *p = s->program;
+    hk_crossing x = {.slot = s->slot,
+                     .team = team,
+                     .thread = thread,
+                     .linked = s->linked,
+                     .epoch = p->epoch,
+                     .cancel = &p->cancel,
+                     .poll = thread == 0 ? p->poll : NULL};
     hk_run run = {.slot = s->slot,
                   .team = team,
-                  .cancel = &s->program->cancel,
-                  .poll = thread == 0 ? s->program->poll : NULL,
+                  .cancel = &p->cancel,
+                  .poll = x.poll,
                   .greedy = s->greedy,
                   .n_threads = team->n,
-                  .counters = s->program->counters};
-    int rc = HK_OK;
-    for (int i = 0; i < s->program->n_commands && rc == HK_OK; i++) {
-        run.tape = s->program->commands[i].tape;
-        rc = hk_tape_run(&run, thread);
+                  .counters = p->counters};
+    int rc = HK_OK, alone = HK_OK, divided = p->n_commands > 1;
+    if (divided && thread == 0)
+        alone = begin_devices(s);
+    for (int i = 0; i < p->n_commands && rc == HK_OK && alone == HK_OK; i++) {
+        const hk_command *c = &p->commands[i];
+        if (!is_for_device(c))
+            rc = run_host(&x, c, &run);
+        else if (thread == 0)
+            alone = run_device(&x, c);
+    }
+    if (rc == HK_OK && divided) {
+        if (alone == HK_OK && thread == 0)
+            alone = end_devices(s);
+        if (alone != HK_OK)
+            atomic_store(&p->cancel, 1);
+        rc = hk_team_sync(team) ? HK_CANCELLED : HK_OK;
     }
     if (thread == 0)
-        s->result = rc;
+        s->result = alone != HK_OK ? alone : rc;
 }
 
 /* Runs of rows of one sequence at ascending positions, cut at HK_TILE. */
@@ -77,62 +158,91 @@ static int prepare(hk_tape *t, hk_slot *s, const int32_t *table, int32_t n_seq) 
     return HK_OK;
 }
 
-int hk_program_run(hk_program *p, hk_slot *slot, int n_threads, int greedy) {
+hk_graphs *hk_step_graphs(const hk_program *p) {
+    return p->n_commands == 1 && p->commands[0].kind == HK_LAUNCH ? p->commands[0].graphs : NULL;
+}
+
+/* GPUs may still be at work for a step that was left: its memory must not be used before they have ended. */
+static int mend(hk_program *p) {
+    for (int i = 0; p->torn && i < p->n_graphs; i++) {
+        hk_gpu *g = p->graphs[i]->gpu;
+        if (!p->torn->devices[g->index]->queued)
+            continue;
+        int rc = hk_gpu_wait(g, p->torn->devices[g->index]->done, &p->cancel, p->poll);
+        if (rc != HK_OK)
+            return rc;
+    }
+    p->torn = NULL;
+    return HK_OK;
+}
+
+static void leave(hk_program *p, hk_slot *slot) {
+    if (p->abort)
+        atomic_store(p->abort, p->epoch);
+    for (int i = 0; i < p->n_graphs; i++)
+        hk_graphs_end(p->graphs[i], slot);
+    p->torn = slot;
+}
+
+static int run_step(hk_program *p, hk_slot *slot, const int32_t *table, int n_threads, int greedy) {
     for (int i = 0; i < n_threads && i < HK_MAX_THREADS; i++) {
         atomic_store(&p->counters[i].next, 0);
         atomic_store(&p->counters[HK_MAX_THREADS + i].next, 0);
     }
-    step s = {.program = p, .slot = slot, .greedy = greedy};
+    p->epoch = p->epoch == INT32_MAX ? 1 : p->epoch + 1;
+    step s = {.program = p, .slot = slot, .table = table, .greedy = greedy};
+    s.linked = p->n_graphs == 0 || hk_graphs_class(p->graphs[0], slot)->linked;
     int rc = hk_pool_run(n_threads, &p->cancel, run_region, &s);
     return rc != HK_OK ? rc : s.result;
 }
 
-hk_segment *hk_step_segment(const hk_program *p) {
-    return p->n_commands == 1 && p->commands[0].kind == HK_LAUNCH ? p->commands[0].segment : NULL;
-}
+int hk_program_run(hk_program *p, hk_slot *slot, int n_threads) { return run_step(p, slot, NULL, n_threads, 0); }
 
-static int replay_all(hk_program *p, hk_slot *slot, const int32_t *table, int32_t n_seq, int n_threads, int greedy) {
-    for (int32_t i = 0; i < p->n_commands; i++) {
-        if (p->commands[i].kind != HK_REPLAY)
-            return HK_ERR_ARGUMENT;
-        int rc = prepare(p->commands[i].tape, slot, table, n_seq);
-        if (rc)
+/* A program of tapes, or of several devices. */
+static int run_commands(hk_program *p, hk_slot *slot, const int32_t *table, int32_t n_seq, int n_threads, int greedy) {
+    int rc = HK_OK;
+    for (int32_t i = 0; i < p->n_tapes; i++)
+        if ((rc = prepare(p->tapes[i], slot, table, n_seq)))
             return rc;
-    }
-    int rc = hk_program_run(p, slot, n_threads, greedy);
-    if (rc == HK_OK && greedy) {
-        hk_run last = {.tape = p->commands[p->n_commands - 1].tape, .slot = slot};
-        hk_argmax_finish(&last);
-    }
+    if (p->n_graphs && (rc = mend(p)))
+        return rc;
+    rc = run_step(p, slot, table, p->n_tapes ? n_threads : 1, greedy);
+    for (int i = 0; i < p->n_graphs && rc == HK_OK; i++)
+        rc = hk_graphs_wait(p->graphs[i], slot, &p->cancel, p->poll);
+    if (rc != HK_OK && p->n_graphs)
+        leave(p, slot);
+    for (int32_t i = 0; rc == HK_OK && greedy && i < p->n_tapes; i++)
+        if (p->tapes[i]->bests != NULL)
+            hk_argmax_finish(&(hk_run){.tape = p->tapes[i], .slot = slot});
     return rc;
 }
 
 int hk_step_run(hk_program *p, hk_slot *slot, const int32_t *table, int32_t n_seq, int n_threads, int greedy) {
-    hk_segment *g = hk_step_segment(p);
+    hk_graphs *g = hk_step_graphs(p);
     if (g == NULL)
-        return replay_all(p, slot, table, n_seq, n_threads, greedy);
+        return run_commands(p, slot, table, n_seq, n_threads, greedy);
     if (atomic_load_explicit(&p->cancel, memory_order_relaxed))
         return HK_CANCELLED;
-    int rc = hk_segment_queue(g, slot, table, 0, greedy ? HK_WANT_BEST : HK_WANT_LOGITS);
-    return rc != HK_OK ? rc : hk_segment_wait(g, slot, &p->cancel, p->poll);
+    int rc = hk_graphs_queue(g, slot, table, 0, greedy ? HK_WANT_BEST : HK_WANT_LOGITS);
+    return rc != HK_OK ? rc : hk_graphs_wait(g, slot, &p->cancel, p->poll);
 }
 
 int hk_step_ahead(hk_program *p, hk_slot *slot, hk_slot *next, const int32_t *table, int queued) {
-    hk_segment *g = hk_step_segment(p);
+    hk_graphs *g = hk_step_graphs(p);
     int rc = HK_OK;
     if (!queued)
-        rc = hk_segment_queue(g, slot, table, 0, HK_WANT_BEST);
+        rc = hk_graphs_queue(g, slot, table, 0, HK_WANT_BEST);
     if (rc == HK_OK && next != NULL)
-        rc = hk_segment_queue(g, next, table, 1, HK_WANT_BEST);
-    return rc != HK_OK ? rc : hk_segment_wait(g, slot, &p->cancel, p->poll);
+        rc = hk_graphs_queue(g, next, table, 1, HK_WANT_BEST);
+    return rc != HK_OK ? rc : hk_graphs_wait(g, slot, &p->cancel, p->poll);
 }
 
 int hk_step_top(hk_program *p, hk_slot *slot, const int32_t *table) {
-    hk_segment *g = hk_step_segment(p);
+    hk_graphs *g = hk_step_graphs(p);
     if (g == NULL)
         return HK_ERR_ARGUMENT;
     if (atomic_load_explicit(&p->cancel, memory_order_relaxed))
         return HK_CANCELLED;
-    int rc = hk_segment_queue(g, slot, table, 0, HK_WANT_TOP);
-    return rc != HK_OK ? rc : hk_segment_wait(g, slot, &p->cancel, p->poll);
+    int rc = hk_graphs_queue(g, slot, table, 0, HK_WANT_TOP);
+    return rc != HK_OK ? rc : hk_graphs_wait(g, slot, &p->cancel, p->poll);
 }

@@ -40,17 +40,16 @@ int64_t hk_take(hk_run *r, hk_taker *k) {
 
 /* Dynamic operations alternate between two sets of counters. All threads have left the previous one when this one
  * starts (it always begins with a barrier), so each thread clears its counter of the other set for the next one. */
-static hk_taker make_taker(hk_run *r, int thread, int *parity) {
-    hk_counter *mine = r->counters + *parity * HK_MAX_THREADS;
-    *parity ^= 1;
-    atomic_store_explicit(&r->counters[*parity * HK_MAX_THREADS + thread].next, 0, memory_order_relaxed);
+static hk_taker make_taker(hk_run *r, int thread) {
+    hk_counter *mine = r->counters + r->parity * HK_MAX_THREADS;
+    r->parity ^= 1;
+    atomic_store_explicit(&r->counters[r->parity * HK_MAX_THREADS + thread].next, 0, memory_order_relaxed);
     return (hk_taker){.counters = mine, .n = r->n_threads, .thread = thread};
 }
 
-int hk_tape_run(hk_run *r, int thread) {
+int hk_tape_run(hk_run *r, int thread, int first, int last) {
     const hk_tape *t = r->tape;
-    int parity = 0;
-    for (int i = 0; i < t->n_ops; i++) {
+    for (int i = first; i < last; i++) {
         const hk_op *op = &t->ops[i];
         if (op->kind == HK_OP_ARGMAX && !r->greedy)
             continue;
@@ -82,11 +81,11 @@ int hk_tape_run(hk_run *r, int thread) {
             hk_op_argmax(r, op, thread);
             break;
         case HK_OP_MATMUL:
-            taker = make_taker(r, thread, &parity);
+            taker = make_taker(r, thread);
             hk_op_matmul(r, op, &taker);
             break;
         case HK_OP_ATTEND:
-            taker = make_taker(r, thread, &parity);
+            taker = make_taker(r, thread);
             if (hk_op_attend(r, op, &taker))
                 return HK_CANCELLED;
             break;

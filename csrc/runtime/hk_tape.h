@@ -122,6 +122,8 @@ typedef struct hk_row_tile {
     int32_t row, n, sequence;
 } hk_row_tile;
 
+#define HK_MAX_GPUS 16
+
 /* The inputs and results of one step. */
 typedef struct hk_slot {
     int32_t n, n_out;
@@ -132,7 +134,7 @@ typedef struct hk_slot {
     int32_t *best, *bad;                                /* [n_out], greedy only */
     float *best_value;
     double *best_lse;
-    struct hk_device_slot *device; /* for steps on a GPU (hk_segment.h), or NULL */
+    struct hk_device_slot *devices[HK_MAX_GPUS]; /* for steps on GPUs (hk_gpu.h), or NULL */
 } hk_slot;
 
 /* Largest value and log-sum-exp of a chunk of one row of logits. */
@@ -179,11 +181,13 @@ typedef struct hk_run {
     int (*poll)(void); /* called by thread 0 now and then; nonzero cancels */
     int64_t last_poll;
     int32_t greedy, n_threads;
-    hk_counter *counters; /* [2][HK_MAX_THREADS] */
+    hk_counter *counters; /* [2][HK_MAX_THREADS], */
+    int parity;           /* and which of them the next dynamic operation takes */
 } hk_run;
 
-/* Replays the tape on one thread of a region. All threads return the same: HK_OK or HK_CANCELLED. */
-int hk_tape_run(hk_run *run, int thread);
+/* Replays operations [first, last) of the tape on one thread of a region, with a barrier behind them. All threads
+ * return the same: HK_OK or HK_CANCELLED. */
+int hk_tape_run(hk_run *run, int thread, int first, int last);
 
 /* Dynamic division: a thread takes the items of its own contiguous part in order, then those left in the others'. */
 typedef struct hk_taker {

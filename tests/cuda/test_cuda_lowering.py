@@ -12,8 +12,9 @@ from cases import CASES
 from running import load
 from tiny import write_tiny
 
-from hybridkern.kernels.cuda import cuda_set, placement
-from hybridkern.kernels.cuda.cuda_set import CudaTape
+from hybridkern.kernels.cuda import holdings, placement
+from hybridkern.kernels.cuda.graphs import Graphs, Piece
+from hybridkern.kernels.cuda.holdings import Holdings
 from hybridkern.kernels.cuda.launches import home_of
 from hybridkern.kernels.interface import Recorder
 
@@ -58,6 +59,8 @@ class FakeDevice:
     def __init__(self, wgmma: bool = False) -> None:
         self.stream, self.wgmma = self, wgmma
 
+    def destroy(self) -> None: ...
+
     def capture(self, *args: Any) -> FakeDevice:
         return self
 
@@ -68,17 +71,20 @@ class FakeDevice:
     def launch(self, *args: Any, **options: Any) -> None: ...
 
 
-def tape_of(monkeypatch: pytest.MonkeyPatch, path: Path, arch: str, *, wgmma: bool = False, **options: Any) -> CudaTape:
+def tape_of(monkeypatch: pytest.MonkeyPatch, path: Path, arch: str, *, wgmma: bool = False, **options: Any) -> Graphs:
     monkeypatch.setattr(placement, "Memory", FakeMemory)
     monkeypatch.setattr(placement, "upload", convert_all)
-    monkeypatch.setattr(cuda_set, "HostMemory", FakeHostMemory)
-    monkeypatch.setattr(cuda_set, "Stream", FakeDevice)
+    monkeypatch.setattr(holdings, "HostMemory", FakeHostMemory)
+    monkeypatch.setattr(holdings, "Stream", FakeDevice)
     model = load(write_tiny(path / "tiny.gguf", arch, **options).path)
     r = Recorder()
     logits = model.record(r)
-    tape = CudaTape(FakeDevice(wgmma), r.ops, logits)  # type: ignore[arg-type]
-    tape.prepare(specs=model.kv_specs, n_pages=4, n_seq=1, max_pages=4, max_rows=200, max_outputs=200)
-    return tape
+    held = Holdings(FakeDevice(wgmma))  # type: ignore[arg-type]
+    held.prepare(
+        r.ops, logits=logits, n_vocab=logits.width, specs=model.kv_specs, n_pages=4, n_seq=1, max_pages=4, max_rows=200,
+        max_outputs=200,
+    )  # fmt: skip
+    return Graphs(held, [Piece(r.ops)])
 
 
 @pytest.mark.parametrize("case", list(CASES))

@@ -30,6 +30,8 @@ cdef int check(int rc) except -1:
     if rc == HK_ERR_DEVICE:
         said = hk_cuda_error().decode(errors="replace")
         raise (OutOfMemoryError if "OUT_OF_MEMORY" in said else KernelError)(f"a step on the GPU failed: {said}")
+    if rc == HK_ERR_HUNG:
+        raise KernelError("a GPU did not do in 60 s what a step asked of it: it hangs, or is far too busy")
     raise KernelError("a step's inputs are out of range: token, position, sequence, or number of rows or outputs")
 
 
@@ -233,7 +235,7 @@ def guard_faulted(int slot) -> bool:
 
 
 include "_cpu_tape.pxi"
-include "_cpu_segment.pxi"
+include "_cpu_graphs.pxi"
 include "_cpu_program.pxi"
 include "_cpu_decode.pxi"
 include "_cpu_turn.pxi"

@@ -65,6 +65,7 @@ cdef extern from "runtime/hk_pool.h" nogil:
         HK_ERR_MEMORY
         HK_ERR_ARGUMENT
         HK_ERR_DEVICE
+        HK_ERR_HUNG
         HK_MAX_THREADS
         HK_PANEL_SCRATCH
     void hk_pool_set_cores(int n)
@@ -149,6 +150,8 @@ cdef extern from "runtime/hk_tape.h" nogil:
         pass
     ctypedef struct hk_best:
         pass
+    enum:
+        HK_MAX_GPUS
     struct hk_device_slot:
         uint8_t *inputs
         int32_t *pages
@@ -169,7 +172,7 @@ cdef extern from "runtime/hk_tape.h" nogil:
         int32_t *bad
         float *best_value
         double *best_lse
-        hk_device_slot *device
+        hk_device_slot *devices[16]
     ctypedef struct hk_tape:
         const hk_cpu_set *set
         hk_op *ops
@@ -189,52 +192,86 @@ cdef extern from "runtime/hk_tape.h" nogil:
 cdef extern from "runtime/hk_cuda_driver.h" nogil:
     const char *hk_cuda_error()
 
-cdef extern from "runtime/hk_segment.h" nogil:
+cdef extern from "runtime/hk_gpu.h" nogil:
+    ctypedef struct hk_gpu:
+        void *context
+        void *stream
+        int32_t index, n_vocab, max_pages, n_seq
+        uint64_t pages
+        int32_t *mirror
+        uint64_t logits
+        int64_t logits_stride
+    int hk_gpu_copy(hk_gpu *g, uint64_t to, uint64_t source, int64_t bytes)
+    int hk_gpu_fill(hk_gpu *g, uint64_t at, int byte, int64_t bytes)
+
+cdef extern from "runtime/hk_graphs.h" nogil:
     enum:
         HK_N_FIELDS
         HK_MAX_CLASSES
     ctypedef struct hk_chosen:
         pass
     ctypedef struct hk_class:
-        int32_t rows, outputs
-        void *graph
+        int32_t rows, outputs, linked
+        void **graphs
         uint64_t inputs
         int64_t input_bytes
         int32_t at[6]
         uint64_t best
         const hk_chosen *chosen
         int32_t advances
-    ctypedef struct hk_segment:
-        void *context
-        void *stream
-        int32_t n_classes
+    ctypedef struct hk_graphs:
+        hk_gpu *gpu
+        int32_t n_classes, n_segments
         hk_class classes[12]
         hk_class top
-        int32_t n_vocab, max_pages, n_seq
-        uint64_t pages
-        int32_t *mirror
-        uint64_t logits
-        int64_t logits_stride
-        int32_t last
-    int hk_segment_queue(hk_segment *g, hk_slot *s, const int32_t *table, int feed, int want)
-    int hk_segment_wait(hk_segment *g, hk_slot *s, void *cancel, int (*poll)() noexcept nogil)
-    int hk_segment_copy(hk_segment *g, uint64_t to, uint64_t source, int64_t bytes)
-    int hk_segment_fill(hk_segment *g, uint64_t at, int byte, int64_t bytes)
+    int hk_graphs_queue(hk_graphs *g, hk_slot *s, const int32_t *table, int feed, int want)
+
+cdef extern from "runtime/hk_link.h" nogil:
+    enum:
+        HK_LINK_PARTS
+    ctypedef struct hk_end:
+        float *host
+        uint64_t device
+        int64_t stride
+    ctypedef struct hk_link_part:
+        hk_end source "from"
+        hk_end to
+        int64_t width
+        int32_t outputs
+        float *linked
+        float *area
+    ctypedef struct hk_area:
+        pass
+    ctypedef struct hk_transfer:
+        hk_graphs *source "from"
+        hk_graphs *to
+        int32_t n_parts
+        hk_link_part parts[4]
+        void *flag
+        hk_area *area
+        void *sent
+        void *received
 
 cdef extern from "runtime/hk_step.h" nogil:
     enum:
         HK_REPLAY
         HK_LAUNCH
-        HK_MAX_COMMANDS
+        HK_SEND
+        HK_RECEIVE
     ctypedef struct hk_command:
-        int32_t kind
+        int32_t kind, first, last
         hk_tape *tape
-        hk_segment *segment
+        hk_graphs *graphs
+        hk_transfer *transfer
     ctypedef struct hk_program:
-        hk_command commands[64]
+        hk_command *commands
         int32_t n_commands
+        hk_tape *tapes[17]
+        hk_graphs *graphs[16]
+        int32_t n_tapes, n_graphs
+        void *abort
         int (*poll)() noexcept nogil
-    hk_segment *hk_step_segment(const hk_program *p)
+    hk_graphs *hk_step_graphs(const hk_program *p)
     int hk_step_top(hk_program *p, hk_slot *slot, const int32_t *table)
     int hk_step_ahead(hk_program *p, hk_slot *slot, hk_slot *next, const int32_t *table, int queued)
     int hk_step_run(hk_program *p, hk_slot *slot, const int32_t *table, int32_t n_seq, int n_threads, int greedy)

@@ -148,7 +148,7 @@ cdef class Decoding:
         if hk_nanoseconds(1) >= self.due:
             self.check()
             self.due = hk_nanoseconds(1) + self.period
-        if program.segment == NULL:
+        if program.graphs == NULL:
             self.fill(s, token, self.position)
             program.go(s, self.threads, True)
         elif not self.run_ahead(program, slot, token):

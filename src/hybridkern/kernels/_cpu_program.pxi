@@ -46,7 +46,7 @@ cdef class Slot:
     """Inputs and results of one step. The addresses are those of NumPy arrays that the engine owns."""
 
     cdef hk_slot slot
-    cdef hk_device_slot device
+    cdef hk_device_slot devices[16]
 
     def __cinit__(self, *, uintptr_t tokens, uintptr_t positions, uintptr_t sequences, uintptr_t variants,
                   uintptr_t outputs, uintptr_t pages, uintptr_t logits, uintptr_t best, uintptr_t bad,
@@ -57,24 +57,24 @@ cdef class Slot:
         s.variants, s.outputs, s.pages = <int32_t *>variants, <int32_t *>outputs, <int32_t *>pages
         s.logits, s.best, s.bad = <float *>logits, <int32_t *>best, <int32_t *>bad
         s.best_value, s.best_lse = <float *>best_value, <double *>best_lse
-        s.device = NULL
+        memset(s.devices, 0, sizeof(s.devices))
 
-    def attach(self, *, uintptr_t inputs, uintptr_t pages, uintptr_t few, int n_few,
+    def attach(self, int index, *, uintptr_t inputs, uintptr_t pages, uintptr_t few, int n_few,
                uintptr_t done) -> None:
-        """For steps on a GPU: page-locked memory, see hk_segment.h, and an event."""
-        cdef hk_device_slot *d = &self.device
+        """For steps on a GPU: page-locked memory, see hk_gpu.h, and an event."""
+        cdef hk_device_slot *d = &self.devices[index]
         memset(d, 0, sizeof(hk_device_slot))
         d.inputs, d.pages = <uint8_t *>inputs, <int32_t *>pages
         d.few, d.n_few, d.done = <float *>few, n_few, <void *>done
-        self.slot.device = d
+        self.slot.devices[index] = d
 
 
 cdef class Program:
-    """A step program: tapes and segments that one call runs without the GIL."""
+    """A step program: replays of tapes, launches of graphs and transfers that one call runs without the GIL."""
 
     cdef hk_program *program  # aligned to 128 bytes, which the memory of Python objects is not
-    cdef readonly list parts
-    cdef hk_segment *segment  # of a program that is one segment on a GPU
+    cdef readonly list owned
+    cdef hk_graphs *graphs  # of a program that is one segment on a GPU
     cdef const int32_t *pages
     cdef int32_t n_seq
     cdef Decoding armed
@@ -82,29 +82,81 @@ cdef class Program:
     cdef int64_t *gaps
     cdef int64_t n_gaps, max_gaps
 
-    def __cinit__(self, parts, uintptr_t pages, int n_seq):
-        cdef hk_command *command
+    def __cinit__(self, uintptr_t pages, int n_seq, uintptr_t abort=0):
+        """pages: the page table int32 [n_seq][...]; abort: an int32 that kernels look at while they wait."""
         self.program = <hk_program *>aligned_alloc(128, sizeof(hk_program))
         if self.program == NULL:
             raise MemoryError
         memset(self.program, 0, sizeof(hk_program))
-        self.parts = list(parts)
-        if len(self.parts) > HK_MAX_COMMANDS:
-            raise KernelError("too many segments in one program")
-        for part in self.parts:
-            command = &self.program.commands[self.program.n_commands]
-            if isinstance(part, Segment):
-                command.kind, command.segment = HK_LAUNCH, &(<Segment>part).segment
-            else:
-                command.kind, command.tape = HK_REPLAY, &(<Tape?>part).tape
-            self.program.n_commands += 1
-        self.segment = hk_step_segment(self.program)
+        self.owned = []
         self.program.poll = &hk_poll_python
+        self.program.abort = <void *>abort
         self.pages, self.n_seq = <const int32_t *>pages, n_seq
 
     def __dealloc__(self):
+        if self.program != NULL:
+            free(self.program.commands)
         free(self.program)
         free(self.gaps)
+
+    cdef hk_command *append(self, int kind, object owned) except NULL:
+        cdef hk_program *p = self.program
+        p.commands = <hk_command *>realloc(p.commands, (p.n_commands + 1) * sizeof(hk_command))
+        if p.commands == NULL:
+            raise MemoryError
+        cdef hk_command *c = &p.commands[p.n_commands]
+        memset(c, 0, sizeof(hk_command))
+        c.kind = kind
+        self.owned.append(owned)
+        return c
+
+    cdef void appended(self):
+        self.program.n_commands += 1
+        self.graphs = hk_step_graphs(self.program)
+
+    def replay(self, Tape tape, int first=0, last=None) -> Program:
+        """Operations [first, last) of a tape."""
+        cdef hk_command *c = self.append(HK_REPLAY, tape)
+        cdef int i
+        c.tape, c.first, c.last = &tape.tape, first, tape.tape.n_ops if last is None else last
+        for i in range(self.program.n_tapes):
+            if self.program.tapes[i] == &tape.tape:
+                break
+        else:
+            if self.program.n_tapes > HK_MAX_GPUS:
+                raise KernelError("too many tapes in one program")
+            self.program.tapes[self.program.n_tapes] = &tape.tape
+            self.program.n_tapes += 1
+        self.appended()
+        return self
+
+    def launch(self, Graphs graphs, int segment=0) -> Program:
+        """A segment of a GPU."""
+        cdef hk_command *c = self.append(HK_LAUNCH, graphs)
+        cdef int i
+        c.graphs, c.first = &graphs.graphs, segment
+        for i in range(self.program.n_graphs):
+            if self.program.graphs[i] == &graphs.graphs:
+                break
+        else:
+            if self.program.n_graphs == HK_MAX_GPUS:
+                raise KernelError("too many GPUs in one program")
+            self.program.graphs[self.program.n_graphs] = &graphs.graphs
+            self.program.n_graphs += 1
+        self.appended()
+        return self
+
+    def send(self, Transfer transfer) -> Program:
+        """What leaves a device."""
+        self.append(HK_SEND, transfer).transfer = &transfer.transfer
+        self.appended()
+        return self
+
+    def receive(self, Transfer transfer) -> Program:
+        """What arrives on a device."""
+        self.append(HK_RECEIVE, transfer).transfer = &transfer.transfer
+        self.appended()
+        return self
 
     def cancel(self) -> None:
         """Ends the step that is running, and every later one, until `resume`. From any thread."""

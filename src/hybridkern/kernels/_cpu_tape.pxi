@@ -190,6 +190,10 @@ cdef class Tape:
         free(self.tape.bests)
         self.tape.bests = <hk_best *>calloc(self.tape.max_outputs * chunks, sizeof(hk_best))
 
+    def buffer(self, int index) -> tuple:
+        """(address, floats from row to row) of a buffer."""
+        return <uintptr_t>self.tape.buffers[index].base, self.tape.buffers[index].stride
+
     @property
     def n_ops(self) -> int:
         return self.tape.n_ops

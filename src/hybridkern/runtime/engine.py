@@ -107,7 +107,7 @@ class Engine:
         )
         try:
             self._cache = KVCache(self.part.pages, n_ctx=self.n_ctx, n_seq=n_seq, n_pages=n_pages)
-            self._program = _cpu.Program([self.part.segment], self._cache.table.ctypes.data, n_seq)
+            self._program = self.part.program(self._cache.table.ctypes.data, n_seq)
             self._stepper = Stepper(
                 self._program,
                 self._cache,

@@ -25,7 +25,6 @@ from .slots import Slot, StepSlot
 
 if TYPE_CHECKING:
     from hybridkern.kernels.cuda import CudaSet
-    from hybridkern.kernels.cuda.cuda_set import CudaTape
     from hybridkern.kernels.cuda.slots import TopTokens
 
 KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "f32": 3}
@@ -47,11 +46,12 @@ class Part(Protocol):
     """What the engine needs of a part. ahead: two slots for greedy steps that are queued ahead, or none. top: where
     `Program.decode_top` leaves the likeliest tokens, if it can. gpu: the name of the GPU, None for the CPU."""
 
-    segment: Any  # of a Program
     pages: Pages
     ahead: list[Slot]
     top: TopTokens | None
     gpu: str | None
+
+    def program(self, pages: int, n_seq: int) -> _cpu.Program: ...
 
     def slot(self) -> Slot: ...
 
@@ -116,7 +116,7 @@ class CpuPart:
         self._sizes, self._n_vocab, self._threads = sizes, logits.width, threads
         self.pages = HostPages(specs, sizes)
         self._set = CpuSet(cpu)
-        self.segment = self._set.lower(
+        self.tape = self._set.lower(
             ops,
             logits=logits,
             cache=self.pages.layout,
@@ -130,6 +130,10 @@ class CpuPart:
         self.ahead: list[Slot] = []
         self.top: TopTokens | None = None
         self.gpu: str | None = None
+
+    def program(self, pages: int, n_seq: int) -> _cpu.Program:
+        """Runs steps over a page table."""
+        return _cpu.Program(pages, n_seq).replay(self.tape)
 
     def slot(self) -> StepSlot:
         """For steps of any size."""
@@ -148,7 +152,7 @@ class CpuPart:
             f"KV cache: {s.kv_type}, {s.n_pages} pages of {PAGE} tokens and {self.pages.page_bytes / 2**20:.2f} MiB "
             "each, touched when used",
             f"threads: {self._threads[0]} for single tokens, {self._threads[1]} for batches",
-            f"tape: {self.segment.n_ops} operations, {self.segment.n_syncs} barriers",
+            f"tape: {self.tape.n_ops} operations, {self.tape.n_syncs} barriers",
         ]
 
     def close(self) -> None:
@@ -177,15 +181,17 @@ class CudaPart:
     ) -> None:
         from hybridkern.kernels.cuda import CudaSet
         from hybridkern.kernels.cuda.cache_layout import KV_TYPES as GPU_KV_TYPES
+        from hybridkern.kernels.cuda.graphs import Graphs, Piece
 
         if sizes.kv_type not in GPU_KV_TYPES:
             raise ArgumentError(f"kv_type {sizes.kv_type!r}: a cache on the GPU is {', '.join(GPU_KV_TYPES)}")
         self._sizes = sizes
         self._set = CudaSet(device)
-        lower = partial(
-            self._set.lower,
+        hold = partial(
+            self._set.hold,
             ops,
             logits=logits,
+            n_vocab=logits.width,
             specs=specs,
             kv_type=sizes.kv_type,
             n_pages=sizes.n_pages,
@@ -196,23 +202,32 @@ class CudaPart:
             progress=progress,
         )
         try:
-            self._tape: CudaTape = lower()
+            self._holdings = hold()
         except OutOfMemoryError:
             if not _collected(self._set):
                 raise
-            self._tape = lower()
-        self.segment, self.pages = self._tape.segment, self._tape
-        self.top, self.gpu = self._tape.top, self._set.device.name
-        self.ahead: list[Slot] = [self._tape.slot(1, 1), self._tape.slot(1, 1)]
+            self._holdings = hold()
+        try:
+            self._graphs = self._set.device.run(Graphs, self._holdings, [Piece(ops)])
+        except BaseException:
+            self._holdings.close()
+            raise
+        self.pages = self._holdings
+        self.top, self.gpu = self._graphs.top, self._set.device.name
+        self.ahead: list[Slot] = [self._holdings.slot(1, 1), self._holdings.slot(1, 1)]
+
+    def program(self, pages: int, n_seq: int) -> _cpu.Program:
+        """Runs steps over a page table."""
+        return _cpu.Program(pages, n_seq).launch(self._graphs.native)
 
     def slot(self) -> Slot:
         """For steps of any size."""
-        return self._tape.slot()
+        return self._holdings.slot()
 
     @property
     def nbytes(self) -> dict[str, int]:
         """Device memory by purpose."""
-        return self._tape.nbytes
+        return self._holdings.nbytes
 
     def describe(self) -> list[str]:
         """Device, memory to the byte, launches of a token."""
@@ -222,14 +237,14 @@ class CudaPart:
             *(f"GPU memory, {what}: {n} bytes ({n / 2**20:.1f} MiB)" for what, n in sorted(used.items())),
             f"GPU memory: {sum(used.values())} bytes in all",
             f"KV cache: {s.kv_type}, {s.n_pages} pages of {PAGE} tokens and {self.pages.page_bytes} bytes each",
-            f"graphs: {len(self._tape.launches(1))} launches for a token, steps of {s.max_rows} tokens at most",
+            f"graphs: {len(self._graphs.launches(1))} launches for a token, steps of {s.max_rows} tokens at most",
         ]
 
     def close(self) -> None:
         """Give the GPU's memory back."""
-        self._tape.close()
+        self._holdings.close()
 
     def __del__(self) -> None:
-        tape = getattr(self, "_tape", None)
-        if tape is not None:
-            tape.close_later()
+        holdings = getattr(self, "_holdings", None)
+        if holdings is not None:
+            holdings.close_later()

@@ -108,6 +108,28 @@ API cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t n, void *s) {
 }
 API cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t n, void *s) { return (void)s, copy((uint64_t)to, from, n); }
 API cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, void *s) { return (void)s, copy(to, from, n); }
+typedef struct plane {
+    size_t x, y;
+    int kind;
+    char *host;
+    uint64_t device;
+    void *array;
+    size_t pitch;
+} plane;
+typedef struct planes {
+    plane from, to;
+    size_t width, height;
+} planes;
+API cuMemcpy2DAsync_v2(const planes *c, void *s) {
+    NEED;
+    (void)s;
+    for (size_t i = 0; i < c->height; i++) {
+        char *from = c->from.kind == 1 ? c->from.host : (char *)c->from.device;
+        char *to = c->to.kind == 1 ? c->to.host : (char *)c->to.device;
+        memmove(to + i * c->to.pitch, from + i * c->from.pitch, c->width);
+    }
+    return 0;
+}
 API cuMemsetD8Async(uint64_t at, unsigned char byte, size_t n, void *s) {
     NEED;
     return (void)s, memset((void *)at, byte, n), 0;

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 P, I64, I32, F32 = np.uint64, np.int64, np.int32, np.float32
-MAX_PARTS, MAX_STREAMS = 4, 3
+MAX_PARTS, MAX_STREAMS, MAX_CROSSING = 4, 3, 4
 
 
 def _struct(*fields: tuple[Any, ...]) -> np.dtype[Any]:
@@ -71,6 +71,8 @@ TOPK = _struct(
     (HANDOVER, "to"),
     (I32, "k pad"),
 )
+LINK_ROWS = _struct((P, "at"), (I64, "stride"), (P, "host"), (I32, "width outputs"))
+LINK = _struct((STEP, "step"), (LINK_ROWS, "rows", (MAX_CROSSING,)), (P, "flag abort"), (I32, "n_rows quads"))
 CHOICE = _struct((I32, "best position"), (F32, "value lse"))
 
 

@@ -246,3 +246,11 @@ class LaunchBuilder:
         fields = {"partial": partial, "arrived": arrived, "best": best, "value": value, "width": logits.width}
         fields |= {"to": to or {}}
         self.made.append(launches.argmax(self._step, self._m, logits=at, stride=stride, **fields))
+
+    def add_crossing(self, receive: bool, parts: Sequence[tuple[Buffer, int]], flag: int, abort: int) -> None:
+        """Buffers that are sent or received. parts: with the host addresses that their rows pass through."""
+        rows = []
+        for b, host in parts:
+            at, stride = self._place.buffer(b)
+            rows.append({"at": at, "stride": stride, "host": host, "width": b.width, "outputs": b.rows == "outputs"})
+        self.made.append(launches.link(self._step, receive, rows, flag, abort))

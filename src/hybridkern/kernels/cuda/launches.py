@@ -54,6 +54,7 @@ def home_of(function: str) -> str:
         ("convert", "convert"),
         ("argmax", "argmax"),
         ("topk", "topk"),
+        ("link", "link"),
         ("prefill", "attend_prefill"),
         ("decode", "attend_decode"),
     ):
@@ -282,3 +283,10 @@ def topk(step: Struct, n: int, k: int, *, partial: int, width: int, **fields: An
 def argmax(step: Struct, n: int, **fields: Any) -> Launch:
     """The likeliest token of every output row. fields: as in hk_argmax_args; to: {host, next_tokens, ...}."""
     return Launch("hk_argmax", (ARGMAX_CHUNKS, n, 1), (256, 1, 1), 0, a.pack(a.ARGMAX, step=step, **fields))
+
+
+def link(step: Struct, receive: bool, rows: list[Struct], flag: int, abort: int) -> Launch:
+    """What crosses through mapped host memory. rows: as in hk_link_rows."""
+    quads = all(r["width"] % 4 == 0 and r["at"] % 16 == 0 and r["stride"] % 4 == 0 for r in rows)
+    args = a.pack(a.LINK, step=step, rows=rows, n_rows=len(rows), flag=flag, abort=abort, quads=quads)
+    return Launch(f"hk_link_{'receive' if receive else 'send'}", (1, 1, 1), (1024, 1, 1), 0, args)

@@ -15,10 +15,10 @@ from .driver import Event, HostMemory
 from .launches import TOPK_MOST
 
 if TYPE_CHECKING:
-    from .cuda_set import CudaTape
+    from .holdings import Holdings
 
-FIELDS = ("counts", "tokens", "positions", "sequences", "variants", "outputs")  # as in hk_segment.h
-CHOSEN_RING = 8  # as in hk_segment.h
+FIELDS = ("counts", "tokens", "positions", "sequences", "variants", "outputs")  # as in hk_graphs.h
+CHOSEN_RING = 8  # as in hk_graphs.h
 FEW_OUTPUTS = 8  # of which logits come back to page-locked memory
 _ALIGN = 16  # int32 values
 
@@ -44,41 +44,60 @@ class TopTokens:
         self.addresses = tuple(locked.address + at for at in (0, 4 * TOPK_MOST, 8 * TOPK_MOST))
 
 
-class DeviceSlot:
-    """As runtime.slots.StepSlot, for steps of a CudaTape. Made in the device's thread."""
+def _beside(sizes: tuple[int, ...]) -> tuple[list[int], int]:
+    """Where things of so many bytes lie one behind the other, and how long they are together."""
+    at, end = [], 0
+    for size in sizes:
+        at.append(end)
+        end += -(-size // 64) * 64
+    return at, end
 
-    def __init__(self, tape: CudaTape, max_rows: int, max_outputs: int) -> None:
-        ints = np.int32
+
+class DeviceMemory:
+    """What a slot needs for steps on a GPU: page-locked memory, also of n_few rows of logits, and an event. Made in the
+    device's thread."""
+
+    def __init__(self, holdings: Holdings, native: _cpu.Slot, n_few: int) -> None:
+        # A small step may run in a larger class, so the inputs are those of the largest.
+        _, total = input_offsets(holdings.max_rows, holdings.max_outputs)
+        stride = holdings.logits_stride
+        sizes = (4 * total, 4 * holdings.n_seq * holdings.max_pages, 4 * n_few * stride)
+        at, nbytes = _beside(sizes)
+        self._locked: HostMemory | None = HostMemory(nbytes, holdings.device.later)
+        self.few: npt.NDArray[np.float32] = self._locked.view(at[2], sizes[2]).view(np.float32).reshape(n_few, stride)
+        self._done = Event(timed=False)
+        inputs, pages, few = (self._locked.address + x for x in at)
+        native.attach(holdings.index, inputs=inputs, pages=pages, few=few, n_few=n_few, done=self._done.handle)
+
+    def destroy(self) -> None:
+        """Give everything back; the page-locked memory once no view of logits is left."""
+        self._done.destroy()
+        self.few, self._locked = self.few[:0].copy(), None
+
+
+class DeviceSlot:
+    """As runtime.slots.StepSlot, for steps whose logits a GPU makes. Made in the device's thread."""
+
+    def __init__(self, holdings: Holdings, max_rows: int, max_outputs: int | None = None) -> None:
+        ints, max_outputs = np.int32, max_outputs or holdings.max_outputs
         self.tokens, self.positions, self.sequences, self.variants = (np.zeros(max_rows, ints) for _ in range(4))
         self.outputs = np.zeros(max_outputs, ints)
         self.best, self.bad = np.zeros(max_outputs, ints), np.zeros(max_outputs, ints)
         self.best_value, self.best_lse = np.zeros(max_outputs, np.float32), np.zeros(max_outputs, np.float64)
-        self._n_vocab, self._stride = tape.logits.width, tape.logits_stride
+        self.pages = np.zeros((holdings.n_seq, holdings.max_pages), ints)  # as parts on the CPU read them
+        self._n_vocab, self._stride = holdings.n_vocab, holdings.logits_stride
         self._max_rows, self._max_outputs = max_rows, max_outputs
-        # A small step may run in a larger class, so the inputs are those of the largest.
         n_few = min(max_outputs, FEW_OUTPUTS)
-        _, total = input_offsets(tape.max_rows, tape.max_outputs)
-        sizes = (4 * total, 4 * tape.n_seq * tape.max_pages, 4 * n_few * self._stride)
-        locked = HostMemory(sum(-(-size // 64) * 64 for size in sizes), tape.device.later)
-        at = []
-        end = locked.address
-        for size in sizes:
-            at.append(end)
-            end += -(-size // 64) * 64
-        self._locked: HostMemory | None = locked
-        few = locked.view(at[2] - locked.address, sizes[2]).view(np.float32)
-        self._few: npt.NDArray[np.float32] = few.reshape(n_few, self._stride)
         self._memory = _cpu.Memory(max_outputs * self._stride * 4 if max_outputs > n_few else 4, True)
-        self._done = Event(timed=False)
         arrays = ("tokens", "positions", "sequences", "variants", "outputs", "best", "bad", "best_value", "best_lse")
-        addresses = {name: getattr(self, name).ctypes.data for name in arrays}
-        self.native = _cpu.Slot(**addresses, pages=0, logits=self._memory.address)
-        self.native.attach(inputs=at[0], pages=at[1], few=at[2], n_few=n_few, done=self._done.handle)
+        addresses = {name: getattr(self, name).ctypes.data for name in (*arrays, "pages")}
+        self.native = _cpu.Slot(**addresses, logits=self._memory.address)
+        self._device = DeviceMemory(holdings, self.native, n_few)
 
     def rows(self, m: int) -> npt.NDArray[np.float32]:
         """The logits of the last step, which had m outputs."""
-        if m <= len(self._few):
-            return self._few[:m, : self._n_vocab]
+        if m <= len(self._device.few):
+            return self._device.few[:m, : self._n_vocab]
         many = np.frombuffer(self._memory, np.float32, m * self._stride).reshape(m, self._stride)
         return many[:, : self._n_vocab]
 
@@ -94,5 +113,4 @@ class DeviceSlot:
 
     def destroy(self) -> None:
         """Give everything back; the page-locked memory once no view of logits is left."""
-        self._done.destroy()
-        self._few, self._locked = np.zeros((0, self._stride), np.float32), None
+        self._device.destroy()

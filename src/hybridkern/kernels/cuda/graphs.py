@@ -1,0 +1,113 @@
+"""The graphs of one step program on one GPU: what it does there, for every step class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hybridkern.kernels import _cpu
+from hybridkern.kernels.interface import Buffer, Op
+
+from .build import LaunchBuilder
+from .fusion import Fusion
+from .holdings import Holdings, StepClass
+from .launches import TOPK_MOST, TOPK_WIDTH, Launch, Struct
+from .placement import PAGE
+from .slots import TopTokens
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Operations between two crossings. keep: buffers that are read behind it, by whomever."""
+
+    ops: Sequence[Op]
+    keep: Sequence[Buffer] = ()
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """What kernels of small steps send, or receive, through mapped host memory: buffers and where their rows pass; the
+    flag says that they are there, the abort word that nobody will come."""
+
+    receive: bool
+    parts: Sequence[tuple[Buffer, int]]
+    flag: int
+    abort: int
+
+
+class Graphs:
+    """Captured here, in the device's thread. linked(rows): whether a class of steps is one graph, with its crossings
+    done by kernels; else every piece is a graph of its own."""
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        pieces: Sequence[Piece | Crossing],
+        linked: Callable[[int], bool] = lambda rows: False,
+    ) -> None:
+        self._holdings, self._pieces = holdings, list(pieces)
+        self._launches: dict[int, list[Launch]] = {}
+        self.top: TopTokens | None = None  # of the last step that asked for it
+        n = sum(isinstance(p, Piece) for p in pieces)
+        self._whole = len(self._pieces) == 1  # all of a model
+        self.native = _cpu.Graphs(holdings.native, n)
+        holdings.clears(self.native.clear)
+        for rows in holdings.classes:
+            self._add_class(holdings.step_class(rows), linked(rows))
+        holdings.device.stream.wait()
+
+    def launches(self, n: int) -> list[Launch]:
+        """Of the step class that serves n tokens."""
+        return self._launches[next(c for c in self._holdings.classes if c >= n)]
+
+    def _add_class(self, c: StepClass, linked: bool) -> None:
+        built = [self._built(c, self._pieces, self._choose)] if linked else self._one_by_one(c)
+        self._launches[c.rows] = [one for launches in built for one in launches]
+        advances = c.rows == 1 and self._whole and c.chosen is not None
+        self.native.add_class(
+            rows=c.rows, outputs=c.outputs, graphs=[self._holdings.captured(x) for x in built], inputs=c.inputs,
+            input_bytes=c.input_bytes, at=c.at, best=c.best, chosen=c.chosen.address if c.chosen else 0,
+            advances=advances, linked=linked,
+        )  # fmt: skip
+        if advances and self._holdings.n_vocab <= TOPK_WIDTH:
+            top = TopTokens(self._holdings.locked(8 * TOPK_MOST + 64))
+            graph = self._built(c, self._pieces, lambda b, _: b.add_topk(self._logits(), TOPK_MOST, *top.addresses))
+            self.native.set_top(
+                graph=self._holdings.captured(graph), inputs=c.inputs, input_bytes=c.input_bytes, at=c.at
+            )
+            self.top = top
+
+    def _one_by_one(self, c: StepClass) -> list[list[Launch]]:
+        pieces = [p for p in self._pieces if isinstance(p, Piece)]
+        return [self._built(c, [p], self._choose if p is pieces[-1] else None) for p in pieces]
+
+    def _built(
+        self,
+        c: StepClass,
+        pieces: Sequence[Piece | Crossing],
+        end: Callable[[LaunchBuilder, StepClass], None] | None,
+    ) -> list[Launch]:
+        """The launches of some pieces, and of what the logits at their end become."""
+        h = self._holdings
+        b = LaunchBuilder(h.place, h.cache, c.step, c.rows, c.outputs, h.device, h.max_pages * PAGE)
+        for piece in pieces:
+            if isinstance(piece, Crossing):
+                b.add_crossing(piece.receive, piece.parts, piece.flag, piece.abort)
+            else:
+                keep = [*piece.keep, *([h.logits] if h.logits is not None else [])]
+                b.build(Fusion(piece.ops, c.rows, keep).launches())
+        if end is not None and h.logits is not None:
+            end(b, c)
+        return b.made
+
+    def _logits(self) -> Buffer:
+        assert self._holdings.logits is not None
+        return self._holdings.logits
+
+    def _choose(self, b: LaunchBuilder, c: StepClass) -> None:
+        """The greedy choice; a token that the next step can take over where the whole step is here."""
+        assert c.chosen is not None
+        to: Struct = {"host": c.chosen.address, "host_stride": c.outputs}
+        if c.rows == 1 and self._whole:
+            to |= {"next_tokens": c.step["tokens"], "next_positions": c.step["positions"]}
+        b.add_argmax(self._logits(), c.best, c.value, to)
