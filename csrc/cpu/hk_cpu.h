@@ -63,6 +63,12 @@ typedef struct hk_type_kernels {
  * so that the fault stays visible. */
 typedef void (*hk_quantize_fn)(const float *x, int64_t K, int8_t *codes, float *scales, int16_t *sums);
 
+/* The same to two rows of codes, each of which is a column of a product; strides are from one to the other. Per block
+ * of 32 d = max|x| / 16256, and x = d * (128 * first + second) to half of d, |second| <= 64. The rows' scales are 128 *
+ * d and d: both results together are the product with an input of 15 bits. All zero when max|x| is below 1e-34. */
+typedef void (*hk_quantize_pair_fn)(const float *x, int64_t K, int8_t *codes, float *scales, int16_t *sums,
+                                    int64_t codes_stride, int64_t scales_stride, int64_t sums_stride);
+
 enum { HK_ACT_SILU, HK_ACT_GELU_TANH };
 enum { HK_ROPE_NORM, HK_ROPE_NEOX };
 enum { HK_KV_F16, HK_KV_Q8_0, HK_KV_Q4_0, HK_KV_F32, HK_N_KV };
@@ -88,7 +94,8 @@ typedef struct hk_float_ops {
     /* The k largest (k < n, else n), descending, the lower index first among equals; returns how many. *bad as above,
      * then the result is 0. ids and vals hold k. */
     int64_t (*topk)(const float *x, int64_t n, int64_t k, int32_t *ids, float *vals, int *bad);
-    hk_quantize_fn quantize[HK_N_ACT_KINDS]; /* by hk_act_kind; F32 is NULL */
+    hk_quantize_fn quantize[HK_N_ACT_KINDS]; /* by hk_act_kind; only Q8_32 is not NULL */
+    hk_quantize_pair_fn quantize_pair;
 
     /* KV pages. A page of one KV head has a K plane and a V plane. K is stored transposed, so that tokens are lanes
      * when scores are computed; V by token, so that head dimensions are lanes when they are summed: f16/f32: K

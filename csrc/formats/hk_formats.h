@@ -12,7 +12,8 @@ typedef enum hk_type {
     HK_N_TYPES
 } hk_type;
 
-typedef enum hk_act_kind { HK_ACT_F32, HK_ACT_Q8_32, HK_N_ACT_KINDS } hk_act_kind;
+/* Q8_PAIR: the input of a product that is recorded as precise, in place of Q8_32 (hk_cpu.h). */
+typedef enum hk_act_kind { HK_ACT_F32, HK_ACT_Q8_32, HK_ACT_Q8_PAIR, HK_N_ACT_KINDS } hk_act_kind;
 
 typedef struct hk_type_info {
     const char *name;

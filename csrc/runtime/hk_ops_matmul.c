@@ -5,6 +5,9 @@
  * takes what is left of the others' when it is done. How the space is cut changes no bit of the result: a row's product
  * with a column is computed by one call whatever else the call computes.
  *
+ * An input in two parts (HK_ACT_Q8_PAIR) is two columns for each row of the result: one call multiplies both, so
+ * weights are read once, and their sum is the result.
+ *
  * A weight that stays raw is packed on the way, a few panels at a time into the thread's scratch memory, and multiplied
  * there; for a column or two it is multiplied as it lies, where the kernel set can. The bits are the same.
  */
@@ -108,10 +111,14 @@ static void multiply_raw(const hk_run *r, const hk_op *op, const hk_part *w, int
     }
 }
 
+static int is_pair(const hk_run *r, const hk_op *op) { return r->tape->acts[op->parts->act].kind == HK_ACT_Q8_PAIR; }
+
+/* Columns c0 .. of the input: with pairs, two for each row of the output. */
 static void run_chunk(const hk_run *r, const hk_op *op, const hk_part *w, int64_t p0, int64_t n_panels, int64_t c0,
                       int64_t n_cols, uint8_t *scratch) {
+    const int pair = is_pair(r, op);
     hk_act a = hk_act_from(r->tape, w->act, c0);
-    float *stage = w->staged ? (float *)(scratch + HK_SCRATCH_TILE) : NULL;
+    float *stage = w->staged || pair ? (float *)(scratch + HK_SCRATCH_TILE) : NULL;
     int64_t r0 = p0 * HK_PANEL, n_rows = n_panels * HK_PANEL;
     float *out = stage ? stage : hk_row(r->tape, w->out, c0) + r0;
     int64_t stride = stage ? n_rows : r->tape->buffers[w->out.buf].stride;
@@ -119,12 +126,17 @@ static void run_chunk(const hk_run *r, const hk_op *op, const hk_part *w, int64_
         multiply(op, w, w->panels + p0 * w->panel_bytes, n_panels, &a, n_cols, out, stride, scratch);
     else
         multiply_raw(r, op, w, p0, n_panels, c0, n_cols, out, stride, scratch);
+    if (pair) {
+        n_cols /= 2, c0 /= 2;
+        for (int64_t c = 0; c < n_cols; c++)
+            r->tape->set->op.add(stage + c * stride, stage + 2 * c * stride, stage + (2 * c + 1) * stride, stride);
+    }
     if (stage || w->bias || w->add.buf >= 0)
         epilogue(r, w, r0, n_rows, c0, n_cols, stage, stride);
 }
 
 void hk_op_matmul(hk_run *r, const hk_op *op, hk_taker *taker) {
-    int64_t n = hk_rows(r, op->parts[0].out);
+    int64_t n = hk_rows(r, op->parts[0].out) << is_pair(r, op);
     if (n == 0)
         return;
     plan p = make_plan(op, n, r->n_threads, r->tape->set->requires ? MAX_VECTOR_MACS : MAX_CHUNK_MACS);

@@ -29,6 +29,13 @@ void hk_emit(const hk_run *r, const hk_op *op, const float *row, int64_t index, 
             memcpy(a->x + index * a->x_stride + c0, row + c0, (c1 - c0) * sizeof(float));
             continue;
         }
+        if (a->kind == HK_ACT_Q8_PAIR) {
+            r->tape->set->op.quantize_pair(row + c0, c1 - c0, a->codes + 2 * index * a->codes_stride + c0,
+                                           a->scales + 2 * index * a->scales_stride + c0 / 32,
+                                           a->sums + 2 * index * a->sums_stride + c0 / 16, a->codes_stride,
+                                           a->scales_stride, a->sums_stride);
+            continue;
+        }
         r->tape->set->op.quantize[a->kind](row + c0, c1 - c0, a->codes + index * a->codes_stride + c0,
                                            a->scales + index * a->scales_stride + c0 / 32,
                                            a->sums + index * a->sums_stride + c0 / 16);

@@ -37,6 +37,7 @@ typedef struct hk_view {
 } hk_view;
 
 /* The input of products. Kind F32 may be an alias of a view (its rows then are 64-byte aligned), or memory of its own.
+ * Kind Q8_PAIR has two rows for each of the others: its columns of a product are added in pairs.
  */
 typedef struct hk_act_buf {
     int32_t kind;
@@ -62,7 +63,7 @@ typedef struct hk_kv_layout {
     int32_t n_kv, head_dim_k, head_dim_v;
 } hk_kv_layout;
 
-/* One weight of a group of products that share their input. */
+/* One weight of a group of products that share their input. All of a group or none have an input of kind Q8_PAIR. */
 typedef struct hk_part {
     const uint8_t *panels; /* packed; NULL: the weight stays as it lies in the file, `rows` raw rows at `raw` */
     int64_t n_panels, panel_bytes;
@@ -216,7 +217,7 @@ static inline int64_t hk_rows(const hk_run *r, hk_view v) {
 
 /* Quantises columns [c0, c1) of a row for every activation that the operation emits. */
 void hk_emit(const hk_run *r, const hk_op *op, const float *row, int64_t row_index, int64_t c0, int64_t c1);
-/* The columns of an activation from row `row` on. */
+/* The columns of an activation from row `row` on; of kind Q8_PAIR, from row 2 * `row of the step` on. */
 hk_act hk_act_from(const hk_tape *t, int32_t act, int64_t row);
 
 void hk_op_embed(hk_run *r, const hk_op *op, int thread);

@@ -46,7 +46,8 @@ class Ops(Structure):
         ("max", _fn(c_float, _PTR, c_int64)),
         ("argmax", _fn(c_int64, _PTR, c_int64, POINTER(c_float), POINTER(c_double), POINTER(c_int))),
         ("topk", _fn(c_int64, _PTR, c_int64, c_int64, _PTR, _PTR, POINTER(c_int))),
-        ("quantize", _fn(None, _PTR, c_int64, _PTR, _PTR, _PTR) * 2),
+        ("quantize", _fn(None, _PTR, c_int64, _PTR, _PTR, _PTR) * 3),
+        ("quantize_pair", _fn(None, _PTR, c_int64, _PTR, _PTR, _PTR, c_int64, c_int64, c_int64)),
         ("kv_store_k", _fn(None, c_int, _PTR, c_int64, c_int64, _PTR)),
         ("kv_store_v", _fn(None, c_int, _PTR, c_int64, c_int64, _PTR)),
         (

@@ -191,6 +191,41 @@ def test_quantize(ops: FloatOps, rng: np.random.Generator) -> None:
     assert bad[4:7].all()
 
 
+def test_quantize_pair(ops: FloatOps, rng: np.random.Generator) -> None:
+    """Two rows of codes: together x to half of a step of max|x| / 16256, in integers."""
+    x = as_f32(rng.normal(size=(64, 32)) * 10.0 ** rng.integers(-20, 20, (64, 1)))
+    x[1], x[2], x[3] = 0, 1e-35, 3e4
+    x[4, 5], x[5, 7], x[6, 9] = np.nan, np.inf, -np.inf
+    x[7] = np.linspace(-16256, 16256, 32).round()
+    x[8] = 16256 - 64.5 + np.arange(32)  # halves between codes and between parts
+    x[8, 0] = -16256
+    codes, sums, scales = (
+        aligned((2, x.size + 64), np.int8),
+        aligned((2, x.size // 16 + 32), np.int16),
+        aligned((2, 80)),
+    )
+    for a in (codes, sums):
+        a[:] = 99
+    scales[:] = 99
+    ops.op.quantize_pair(
+        ptr(x), x.size, ptr(codes), ptr(scales), ptr(sums), *(a.shape[1] for a in (codes, scales, sums))
+    )
+    assert (codes[:, x.size :] == 99).all() and (sums[:, x.size // 16 :] == 99).all() and (scales[:, 64:] == 99).all()
+    codes, sums, scales = codes[:, : x.size], sums[:, : x.size // 16], scales[:, :64]
+    bad, amax = ~np.isfinite(x).all(axis=1), np.abs(x).max(axis=1)
+    zero = amax < 1e-34
+    with np.errstate(all="ignore"):
+        v = x * (np.float32(16256) / amax)[:, None]
+        d = np.where(bad, np.float32(np.nan), np.where(zero, 0, amax / np.float32(16256))).astype(np.float32)
+    v[bad | zero] = 0
+    both = 128 * codes[0].astype(np.int64) + codes[1]
+    assert np.abs(both - v.reshape(-1)).max() <= 0.5
+    assert np.array_equal(both.reshape(x.shape)[7], x[7])
+    assert np.abs(codes[0]).max() == 127 and np.abs(codes[1].astype(int)).max() == 64
+    assert np.array_equal(scales, np.stack([d * 128, d]), equal_nan=True)
+    assert np.array_equal(sums, codes.reshape(2, -1, 16).sum(axis=2, dtype=np.int16))
+
+
 # ---- products
 
 

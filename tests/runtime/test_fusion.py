@@ -40,6 +40,23 @@ def test_inputs_are_quantised_once_per_kind_by_their_producers(tiny):
     assert len(group.products) == 4
 
 
+def test_precise_products_have_an_input_of_their_own(tiny):
+    r = Recorder()
+    x, h = r.buffer("x", 256), r.buffer("h", 256)
+    r.rmsnorm(h, x, None, 1e-5)
+    for rows, kind, precise in ((32, "Q4_K", True), (64, "Q6_K", True), (16, "F32", True), (48, "Q4_K", False)):
+        r.matmul(r.buffer(f"y{rows}", rows), h, weight(rows, 256, kind), precise=precise)
+    norm, first, last = fuse(r.ops)
+    assert [a.kind for a in norm.emit] == [2, 1]
+    assert [[p.out.name for p in f.products] for f in (first, last)] == [["y32", "y64"], ["y16", "y48"]]
+
+    r = Recorder()
+    logits = tiny("llama", type="Q4_K").record(r)
+    products = [p for f in fuse(select_early(r.ops), logits) for p in f.products]
+    assert {p.args[0].rows for p in products if p.params["precise"]} == {"outputs"}
+    assert {p.args[0].rows for p in products if not p.params["precise"]} == {"tokens"}
+
+
 def test_an_input_that_nobody_quantised_gets_an_operation_of_its_own():
     r = Recorder()
     x = r.buffer("x", 512)

@@ -4,6 +4,7 @@
 #define HK_ISA              avx512vnni
 #define HK_NC_LIST(X, f, r) X(12, f, r) X(8, f, r) X(4, f, r) X(2, f, r) X(1, f, r)
 #define HK_NC_MAX           12
+#define HK_FEW_COLUMNS      2 /* the two parts of a precise input */
 #include "cpu/avx512vnni/vec_int.h"
 #include "cpu/loops/mac_dot.h"
 #include "cpu/loops/quant_fill.h"

@@ -35,6 +35,7 @@ static void hk_fill_float(hk_cpu_set *set, const char *isa) {
         .argmax = hk_argmax,
         .topk = hk_topk,
         .quantize = {[HK_ACT_Q8_32] = hk_quantize_q8_32},
+        .quantize_pair = hk_quantize_pair,
         .kv_store_k = hk_kv_store_k,
         .kv_store_v = hk_kv_store_v,
         .attend_page = hk_attend_page,

@@ -122,16 +122,24 @@ static int64_t hk_argmax(const float *x, int64_t n, float *value, double *lse, i
     return best_at;
 }
 
+/* The largest magnitude of two vectors; NaN where one of their values is none or infinite. */
+HK_INLINE float hk_peak_of(v16f a, v16f b) {
+    float amax = v_hmax(v_max(v_abs(a), v_abs(b)));
+    return m_bits(m_or(v_isnan(a), v_isnan(b))) != 0 || amax == INFINITY ? NAN : amax;
+}
+
+HK_INLINE float hk_zero_block(float peak, int8_t *codes, int16_t *sums) {
+    memset(codes, 0, 32);
+    sums[0] = sums[1] = 0;
+    return peak == peak ? 0.0f : NAN;
+}
+
 /* One block of 32. Below 1e-36 127 / amax would overflow: such a block counts as zero. */
 HK_INLINE float hk_quantize_block(const float *x, int8_t *codes, int16_t *sums) {
-    v16f a = v_load(x), b = v_load(x + 16), ma = v_abs(a), mb = v_abs(b);
-    float amax = v_hmax(v_max(ma, mb));
-    int bad = m_bits(m_or(v_isnan(a), v_isnan(b))) != 0 || amax == INFINITY;
-    if (bad || amax < 1e-36f) {
-        memset(codes, 0, 32);
-        sums[0] = sums[1] = 0;
-        return bad ? NAN : 0.0f;
-    }
+    v16f a = v_load(x), b = v_load(x + 16);
+    float amax = hk_peak_of(a, b);
+    if (!(amax >= 1e-36f))
+        return hk_zero_block(amax, codes, sums);
     v16f inverse = v_set1(127.0f / amax);
     sums[0] = (int16_t)v_store_i8(codes, v_mul(a, inverse));
     sums[1] = (int16_t)v_store_i8(codes + 16, v_mul(b, inverse));
@@ -141,6 +149,31 @@ HK_INLINE float hk_quantize_block(const float *x, int8_t *codes, int16_t *sums) 
 static void hk_quantize_q8_32(const float *x, int64_t K, int8_t *codes, float *scales, int16_t *sums) {
     for (int64_t i = 0; i < K; i += 32)
         scales[i / 32] = hk_quantize_block(x + i, codes + i, sums + i / 16);
+}
+
+/* 16 values as first + second parts: v / 128 rounded, and what is left, which is exact. */
+HK_INLINE void hk_store_parts(v16f v, int8_t *first, int8_t *second, int16_t *first_sum, int16_t *second_sum) {
+    v16f high = v_round(v_mul(v, v_set1(1.0f / 128)));
+    *first_sum = (int16_t)v_store_i8(first, high);
+    *second_sum = (int16_t)v_store_i8(second, v_fma(v_set1(-128.0f), high, v));
+}
+
+static void hk_quantize_pair(const float *x, int64_t K, int8_t *codes, float *scales, int16_t *sums,
+                             int64_t codes_stride, int64_t scales_stride, int64_t sums_stride) {
+    for (int64_t i = 0; i < K; i += 32, x += 32, codes += 32, scales++, sums += 2) {
+        v16f a = v_load(x), b = v_load(x + 16);
+        float amax = hk_peak_of(a, b);
+        if (!(amax >= 1e-34f)) { /* below, 16256 / amax would overflow */
+            scales[0] = hk_zero_block(amax, codes, sums);
+            scales[scales_stride] = hk_zero_block(amax, codes + codes_stride, sums + sums_stride);
+            continue;
+        }
+        v16f inverse = v_set1(16256.0f / amax);
+        hk_store_parts(v_mul(a, inverse), codes, codes + codes_stride, sums, sums + sums_stride);
+        hk_store_parts(v_mul(b, inverse), codes + 16, codes + codes_stride + 16, sums + 1, sums + sums_stride + 1);
+        scales[scales_stride] = amax / 16256.0f;
+        scales[0] = 128.0f * scales[scales_stride];
+    }
 }
 
 #endif

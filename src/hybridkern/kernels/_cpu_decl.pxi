@@ -6,6 +6,7 @@ cdef extern from "cpu/hk_cpu.h" nogil:
     enum:
         HK_ACT_F32
         HK_ACT_Q8_32
+        HK_ACT_Q8_PAIR
         HK_PAGE
         HK_AMX_DENIED
     ctypedef struct hk_type_info:
@@ -16,6 +17,7 @@ cdef extern from "cpu/hk_cpu.h" nogil:
     ctypedef void (*hk_gemm_fn)(const uint8_t *, int64_t, int64_t, const void *, int64_t, float *, int64_t, void *) noexcept nogil
     ctypedef void (*hk_dequant_fn)(const uint8_t *, int64_t, float *) noexcept nogil
     ctypedef void (*hk_quantize_fn)(const float *, int64_t, int8_t *, float *, int16_t *) noexcept nogil
+    ctypedef void (*hk_quantize_pair_fn)(const float *, int64_t, int8_t *, float *, int16_t *, int64_t, int64_t, int64_t) noexcept nogil
     ctypedef void (*hk_gemv_raw_fn)(const uint8_t *, int64_t, int64_t, int64_t, const void *, float *) noexcept nogil
     ctypedef struct hk_type_kernels:
         hk_gemv_fn gemv
@@ -30,6 +32,7 @@ cdef extern from "cpu/hk_cpu.h" nogil:
         int64_t (*argmax)(const float *, int64_t, float *, double *, int *) noexcept nogil
         int64_t (*topk)(const float *, int64_t, int64_t, int32_t *, float *, int *) noexcept nogil
         hk_quantize_fn quantize[3]
+        hk_quantize_pair_fn quantize_pair
     ctypedef struct hk_cpu_set:
         const char *name
         uint32_t requires

@@ -125,9 +125,18 @@ class Recorder:
         """out = x / sqrt(mean(x^2) + eps) * weight (+ add, after the norm). out may be add."""
         self._record("rmsnorm", out, x, weight, add, eps=eps)
 
-    def matmul(self, out: Buffer, x: Buffer, w: Weight, bias: Vector | None = None, add: Buffer | None = None) -> None:
-        """out = x @ w.T (+ bias) (+ add). out may be add."""
-        self._record("matmul", out, x, w, bias, add)
+    def matmul(
+        self,
+        out: Buffer,
+        x: Buffer,
+        w: Weight,
+        bias: Vector | None = None,
+        add: Buffer | None = None,
+        precise: bool = False,
+    ) -> None:
+        """out = x @ w.T (+ bias) (+ add). out may be add. precise: a set that rounds x to int8 takes 15 bits of it here,
+        at the cost of a second column: for products of few rows whose errors nothing behind them averages."""
+        self._record("matmul", out, x, w, bias, add, precise=precise)
 
     def head_norm(self, x: Buffer, head_dim: int, weight: Vector, eps: float) -> None:
         """In place: RMS norm of every head_dim-wide head of x."""

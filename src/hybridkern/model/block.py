@@ -4,6 +4,9 @@
     x = x + post_norm(W_down (act(W_gate h) * W_up h)),                             h = ffn_norm(x)
 
 where the norms of q and k, the biases and the post-norms are there only in the architectures that have them.
+Products behind the last attention are precise: they are computed only for rows whose logits are asked for, and what
+they round is not averaged by any block behind them.
+
 d = n_embd; H, G: query and KV heads; K, V: sizes of a key and a value head; f = n_ff. Every buffer is [tokens][width].
 """
 
@@ -38,8 +41,9 @@ def record_attention(
     block: BlockConfig,
     kv: KVSpec,
     angles: Angles,
+    last: bool,
 ) -> None:
-    """x = x + attention of x over the KV cache; x: [tokens][d], in place."""
+    """x = x + attention of x over the KV cache; x: [tokens][d], in place. last: of the model."""
     d, head_k, head_v = config.n_embd, config.head_dim_k, config.head_dim_v
     n_q, n_k, n_v = block.n_head * head_k, block.n_head_kv * head_k, block.n_head_kv * head_v
 
@@ -64,37 +68,37 @@ def record_attention(
     a = scratch("attended", block.n_head * head_v)  # [H V]
     r.attend(a, q, kv, block.n_head, config.attention_scale, block.window, config.attention_softcap)
     if w.post_attn_norm is None:
-        r.matmul(x, a, w.out, w.out_bias, add=x)
+        r.matmul(x, a, w.out, w.out_bias, add=x, precise=last)
     else:
         o = scratch("o", d)  # [d]
-        r.matmul(o, a, w.out, w.out_bias)
+        r.matmul(o, a, w.out, w.out_bias, precise=last)
         r.rmsnorm(x, o, w.post_attn_norm, config.eps, add=x)
 
 
 def record_feed_forward(
-    r: Recorder, scratch: Scratch, x: Buffer, w: BlockWeights, config: ModelConfig, block: BlockConfig
+    r: Recorder, scratch: Scratch, x: Buffer, w: BlockWeights, config: ModelConfig, block: BlockConfig, last: bool
 ) -> None:
-    """x = x + gated feed-forward of x; x: [tokens][d], in place."""
+    """x = x + gated feed-forward of x; x: [tokens][d], in place. last: of the model."""
     d, f = config.n_embd, block.n_ff
 
     h = scratch("h", d)  # [d]
     r.rmsnorm(h, x, w.ffn_norm, config.eps)
     if w.gate_up is not None:
         gate_up = scratch("gate_up", 2 * f)  # [f | f]
-        r.matmul(gate_up, h, w.gate_up)
+        r.matmul(gate_up, h, w.gate_up, precise=last)
         gate, up = gate_up.view(0, f), gate_up.view(f, f)
     else:
         assert w.gate is not None and w.up is not None
         gate, up = scratch("gate", f), scratch("up", f)  # [f], [f]
-        r.matmul(gate, h, w.gate, w.gate_bias)
-        r.matmul(up, h, w.up, w.up_bias)
+        r.matmul(gate, h, w.gate, w.gate_bias, precise=last)
+        r.matmul(up, h, w.up, w.up_bias, precise=last)
     g = scratch("gated", f)  # [f]
     r.glu(g, gate, up, config.architecture.activation)
     if w.post_ffn_norm is None:
-        r.matmul(x, g, w.down, w.down_bias, add=x)
+        r.matmul(x, g, w.down, w.down_bias, add=x, precise=last)
     else:
         o = scratch("o", d)  # [d]
-        r.matmul(o, g, w.down, w.down_bias)
+        r.matmul(o, g, w.down, w.down_bias, precise=last)
         r.rmsnorm(x, o, w.post_ffn_norm, config.eps, add=x)
 
 
@@ -107,7 +111,8 @@ def record_block(
     block: BlockConfig,
     kv: KVSpec,
     angles: Angles,
+    last: bool,
 ) -> None:
-    """x = block(x); x: [tokens][d], in place."""
-    record_attention(r, scratch, x, w, config, block, kv, angles)
-    record_feed_forward(r, scratch, x, w, config, block)
+    """x = block(x); x: [tokens][d], in place. last: of the model."""
+    record_attention(r, scratch, x, w, config, block, kv, angles, last)
+    record_feed_forward(r, scratch, x, w, config, block, last)

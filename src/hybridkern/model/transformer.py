@@ -52,14 +52,15 @@ class LoadedModel:
         r.embed(x, w.embedding, config.embedding_scale)
         for block, weights, kv in zip(config.blocks, w.blocks, self.kv_specs, strict=True):
             local = self.local_angles if block.window else None
-            record_block(r, scratch, x, weights, config, block, kv, local or self.angles)
+            at_end = kv.block == len(config.blocks) - 1
+            record_block(r, scratch, x, weights, config, block, kv, local or self.angles, at_end)
 
         last = r.buffer("last", config.n_embd, "outputs")  # [outputs][d]
         normed = r.buffer("normed", config.n_embd, "outputs")  # [outputs][d]
         logits = r.buffer("logits", config.n_vocab, "outputs")  # [outputs][n_vocab]
         r.select(last, x)
         r.rmsnorm(normed, last, w.output_norm, config.eps)
-        r.matmul(logits, normed, w.output, w.output_bias)
+        r.matmul(logits, normed, w.output, w.output_bias, precise=True)
         if config.final_softcap > 0:
             r.softcap(logits, logits, config.final_softcap)
         return logits

@@ -12,8 +12,8 @@ from hybridkern.errors import KernelError
 from hybridkern.kernels import _cpu
 from hybridkern.kernels.interface import Angles, Buffer, KVSpec, Vector
 
-from .fusion import ALIGN, Act, Fused, Span
-from .weights import ACT_F32, FORMATS, CpuWeights, require_matrix
+from .fusion import ALIGN, Act, Fused, Span, product_input
+from .weights import ACT_F32, ACT_Q8_PAIR, FORMATS, CpuWeights, require_matrix
 
 PAGE = 128  # tokens per KV page
 SPLIT_ROWS = 4  # most rows of attention that is split by pages
@@ -114,6 +114,7 @@ class TapeBuilder:
             sizes = {"x_stride": padded(K)}
             sizes["x"] = self._memory(n * sizes["x_stride"] * 4)
         else:
+            n *= 2 if act.kind == ACT_Q8_PAIR else 1
             sizes = {
                 "codes_stride": spread(K, 64),
                 "scales_stride": padded(K // 32),
@@ -191,7 +192,7 @@ class TapeBuilder:
                 raise KernelError(
                     f"{w.name} is {w.rows} x {w.cols}: {x.name} has {K} values, {p.out.name} {p.out.width}"
                 )
-            act = self._act(Act(Span.of(x), FORMATS[w.type][4]))
+            act = self._act(product_input(p))
             at = self._array(bias, w.rows)
             address, row_bytes = self._weights.place(w)
             if row_bytes:

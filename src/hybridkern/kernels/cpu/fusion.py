@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from hybridkern.errors import KernelError
 from hybridkern.kernels.heads import HEAD_KINDS, Stream, join_heads
-from hybridkern.kernels.interface import Buffer, KVSpec, Op, Weight
+from hybridkern.kernels.interface import Buffer, KVSpec, Op
 
-from .weights import ACT_F32, activation_kind
+from .weights import ACT_F32, ACT_Q8_PAIR, activation_kind
 
 MAX_PARTS = 8
 MAX_STREAMS = 4
@@ -82,8 +82,8 @@ class Fused:
         writes: list[Hashable] = list(self.emit)
         if self.kind == "matmul":
             for p in self.products:
-                _, w, _, add = p.args
-                act = product_input(p, w)
+                add = p.args[3]
+                act = product_input(p)
                 reads.append(act.span if act.is_alias else act)
                 reads += [Span.of(add)] if add is not None else []
                 writes.append(Span.of(p.out))
@@ -102,9 +102,9 @@ class Fused:
         return reads, writes
 
 
-def product_input(op: Op, w: Weight) -> Act:
+def product_input(op: Op) -> Act:
     """What a product reads."""
-    return Act(Span.of(op.args[0]), activation_kind(w.type))
+    return Act(Span.of(op.args[0]), activation_kind(op.args[1].type, op.params.get("precise", False)))
 
 
 def fuse(ops: Iterable[Op], logits: Buffer | None = None) -> list[Fused]:
@@ -151,6 +151,8 @@ def _joins_products(group: Fused, op: Op) -> bool:
     first = group.products[0]
     if Span.of(x) != Span.of(first.args[0]) or op.out.width < 1:
         return False
+    if (product_input(op).kind == ACT_Q8_PAIR) != (product_input(first).kind == ACT_Q8_PAIR):
+        return False  # a group has one number of columns
     outs = [Span.of(p.out) for p in group.products]
     reads = [Span.of(b) for b in (x, add) if b is not None]
     earlier = [Span.of(p.args[3]) for p in group.products if p.args[3] is not None]
@@ -173,7 +175,7 @@ class _Quantisation:
         for f in grouped:
             if f.kind == "matmul":
                 for p in f.products:
-                    extra = self._provide(product_input(p, p.args[1]), p.args[0])
+                    extra = self._provide(product_input(p), p.args[0])
                     out += [extra] if extra is not None else []
             out.append(f)
             for span in f.touched()[1]:

@@ -15,7 +15,7 @@ from hybridkern.kernels.interface import Weight
 
 Progress = Callable[[int, int], None]
 FORMATS = _cpu.formats()
-ACT_F32, ACT_Q8_32 = range(2)
+ACT_F32, ACT_Q8_32, ACT_Q8_PAIR = range(3)
 PANEL = 16
 SLICE_BYTES = 32 << 20
 
@@ -33,9 +33,10 @@ class Source(Protocol):
     def release(self, name: str, start: int, nbytes: int) -> None: ...
 
 
-def activation_kind(type_name: str) -> int:
-    """How the input of a product with this format is quantised."""
-    return FORMATS[type_name][4]
+def activation_kind(type_name: str, precise: bool = False) -> int:
+    """How the input of a product with this format is quantised. precise: in two parts where it would be int8."""
+    kind = FORMATS[type_name][4]
+    return ACT_Q8_PAIR if precise and kind == ACT_Q8_32 else int(kind)
 
 
 def require_matrix(w: Weight) -> None:

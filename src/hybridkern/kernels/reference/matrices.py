@@ -22,21 +22,22 @@ def dequantised(weight: Weight, rows: slice | npt.NDArray[np.int64] = slice(None
     return np.asarray(dequantize(data, gguf.GGMLQuantizationType[weight.type]), dtype=np.float32)
 
 
-def quantised_activations(x: Floats, weight_type: str) -> Floats:
+def quantised_activations(x: Floats, weight_type: str, precise: bool = False) -> Floats:
     """x [n][cols] as the kernels see it when they multiply it with this type, back in float64.
 
-    csrc/formats/hk_packed.h and csrc/cpu/hk_cpu.h: int8 codes round(x * 127 / max|x|) with a scale max|x| / 127 in
-    float32, per 32 values; float weights take x itself, rounded to float32.
+    csrc/formats/hk_packed.h and csrc/cpu/hk_cpu.h: codes round(x * m / max|x|) with a scale max|x| / m in float32, per
+    32 values, m = 127 for int8 and 127 * 128 for precise products; float weights take x itself, rounded to float32.
     """
+    most = np.float32(127 * 128 if precise else 127)
     x32 = x.astype(np.float32)
     if weight_type in _FLOAT_TYPES:
         return x32.astype(np.float64)
     blocks = x32.reshape(len(x), -1, 32)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
-        inverse = np.where(largest > 0, np.float32(127) / largest, np.float32(0))
-        codes = np.rint(blocks * inverse).clip(-127, 127)
-    scales = largest / np.float32(127)
+        inverse = np.where(largest > 0, most / largest, np.float32(0))
+        codes = np.rint(blocks * inverse).clip(-most, most)
+    scales = largest / most
     return (codes.astype(np.float64) * scales.astype(np.float64)).reshape(x.shape)
 
 
@@ -53,10 +54,10 @@ class Matrices:
         kept = self._kept.get(weight.name)
         return (kept[rows] if kept is not None else dequantised(weight, rows)).astype(np.float64)
 
-    def multiply(self, x: Floats, weight: Weight) -> Floats:
-        """x [n][cols] @ weight.T -> [n][rows]."""
+    def multiply(self, x: Floats, weight: Weight, precise: bool = False) -> Floats:
+        """x [n][cols] @ weight.T -> [n][rows]. precise: of the recorded product."""
         if self._quantize:
-            x = quantised_activations(x, weight.type)
+            x = quantised_activations(x, weight.type, precise)
         if self._cache and weight.name not in self._kept:
             self._kept[weight.name] = dequantised(weight)
         out = np.empty((len(x), weight.rows))

@@ -97,8 +97,10 @@ class ReferenceSet:
             y = y * weight.data.astype(np.float64)
         self._write(out, y if add is None else y + self.value(add))
 
-    def _op_matmul(self, out: Buffer, x: Buffer, w: Weight, bias: Vector | None, add: Buffer | None) -> None:
-        y = self._matrices.multiply(self.value(x), w)
+    def _op_matmul(
+        self, out: Buffer, x: Buffer, w: Weight, bias: Vector | None, add: Buffer | None, precise: bool
+    ) -> None:
+        y = self._matrices.multiply(self.value(x), w, precise)
         if bias is not None:
             y += bias.data
         self._write(out, y if add is None else y + self.value(add))
