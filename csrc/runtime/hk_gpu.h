@@ -34,7 +34,7 @@ struct hk_device_slot {
     int32_t want;   /* and what it brings back */
 };
 
-#define HK_WATCHDOG_NS 60000000000 /* whoever waits longer for a device takes it for hung */
+extern _Atomic int64_t hk_patience; /* nanoseconds: whoever waits longer for a device takes it for hung */
 
 /* Waits for an event of the device: HK_OK, HK_ERR_DEVICE, HK_ERR_HUNG, or HK_CANCELLED when `cancel` is set or `poll`
  * says so. */

@@ -84,7 +84,7 @@ static int until_flagged(const hk_crossing *x, const hk_transfer *t) {
             if (x->poll())
                 return HK_CANCELLED;
         }
-        if (now - start > HK_WATCHDOG_NS)
+        if (now - start > hk_patience)
             return HK_ERR_HUNG;
         if (now - looked < LOOK)
             continue;

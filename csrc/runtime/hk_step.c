@@ -191,7 +191,7 @@ static int run_step(hk_program *p, hk_slot *slot, const int32_t *table, int n_th
     }
     p->epoch = p->epoch == INT32_MAX ? 1 : p->epoch + 1;
     step s = {.program = p, .slot = slot, .table = table, .greedy = greedy};
-    s.linked = p->n_graphs == 0 || hk_graphs_class(p->graphs[0], slot)->linked;
+    s.linked = p->n_graphs > 0 && hk_graphs_class(p->graphs[0], slot)->linked;
     int rc = hk_pool_run(n_threads, &p->cancel, run_region, &s);
     return rc != HK_OK ? rc : s.result;
 }

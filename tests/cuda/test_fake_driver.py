@@ -33,7 +33,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for source in (SOURCES / "cuda").glob("*.cu"):
         (folder / f"{source.stem}.cubin").write_bytes(b"not looked at")
     assert home_of("hk_argmax") == "argmax"
-    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(HERE), str(HERE.parents[1] / "model"), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": os.pathsep.join(paths), "HYBRIDKERN_CUDA_IMAGES": str(folder)}
     hidden = ("CUDA_VISIBLE_DEVICES",)
     return {k: v for k, v in os.environ.items() if k not in hidden} | own
@@ -51,9 +51,19 @@ def run(*words: Any, env: dict[str, str], status: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["tokens", "turns", "loads", "view"])
+@pytest.mark.parametrize("name", ["tokens", "turns", "loads", "view", "divided", "divided_interrupt"])
 def test_program(fake: dict[str, str], model: Path, name: str) -> None:
     assert "done" in run(HERE / "programs.py", name, model, env=fake)
+
+
+@pytest.mark.parametrize("name", ["tokens", "turns", "divided", "divided_interrupt", "divided_threads"])
+def test_program_with_streams_that_take_their_time(fake: dict[str, str], model: Path, name: str) -> None:
+    """What is queued is done by threads, and small steps of divided models cross through mapped memory."""
+    assert "done" in run(HERE / "programs.py", name, model, env=fake | {"FAKE_CUDA_MAPPED": "1"})
+
+
+def test_a_device_that_hangs_is_an_error(fake: dict[str, str], model: Path) -> None:
+    run(HERE / "programs.py", "divided_mute", model, env=fake | {"FAKE_CUDA_MAPPED": "1", "FAKE_CUDA_MUTE": "1"})
 
 
 def test_forgotten_models_make_room(fake: dict[str, str], model: Path) -> None:
@@ -71,6 +81,9 @@ def test_interrupts(fake: dict[str, str], model: Path) -> None:
 
 def test_a_broken_context(fake: dict[str, str], model: Path) -> None:
     run(HERE / "programs.py", "broken", model, env=fake | {"FAKE_CUDA_BREAK": "9"})
+    for mapped in "01":
+        env = fake | {"FAKE_CUDA_BREAK": "29", "FAKE_CUDA_MAPPED": mapped}
+        run(HERE / "programs.py", "divided_broken", model, env=env)
 
 
 @pytest.mark.parametrize("how", ENDINGS)

@@ -31,7 +31,7 @@ cdef int check(int rc) except -1:
         said = hk_cuda_error().decode(errors="replace")
         raise (OutOfMemoryError if "OUT_OF_MEMORY" in said else KernelError)(f"a step on the GPU failed: {said}")
     if rc == HK_ERR_HUNG:
-        raise KernelError("a GPU did not do in 60 s what a step asked of it: it hangs, or is far too busy")
+        raise KernelError(f"a GPU did not do in {hk_patience // 1000000000} s what a step asked of it: it hangs, or is far too busy")
     raise KernelError("a step's inputs are out of range: token, position, sequence, or number of rows or outputs")
 
 

@@ -204,6 +204,7 @@ cdef extern from "runtime/hk_gpu.h" nogil:
         int32_t *mirror
         uint64_t logits
         int64_t logits_stride
+    int64_t hk_patience
     int hk_gpu_copy(hk_gpu *g, uint64_t to, uint64_t source, int64_t bytes)
     int hk_gpu_fill(hk_gpu *g, uint64_t at, int byte, int64_t bytes)
 

@@ -1,5 +1,11 @@
 # GPUs in step programs. Whoever makes these owns what the addresses mean.
 
+def set_patience(double seconds) -> None:
+    """How long a step waits for a GPU before it is an error."""
+    global hk_patience
+    hk_patience = <int64_t>(seconds * 1e9)
+
+
 cdef class Gpu:
     """What step programs share of one device. index: of its memory in slots."""
 

@@ -6,8 +6,8 @@ the number of threads, or on what other sequences are in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,14 @@ import numpy.typing as npt
 from hybridkern.errors import ArgumentError, HybridKernError, SamplingError
 from hybridkern.kernels import _cpu
 from hybridkern.kernels.cpu.weights import Progress
-from hybridkern.kernels.interface import Batch, Buffer, KVSpec, Recorder
+from hybridkern.kernels.interface import Batch, Recorder
+from hybridkern.plan.assignment import CPU, Assignment
+from hybridkern.plan.division import divide, whole
 
-from .arguments import MAX_BATCH
+from .arguments import MAX_BATCH, count
+from .assembly import AllPages, Assembled, GraphSource, make_parts
 from .kv_cache import KVCache, max_pages
-from .parts import CpuPart, CudaPart, Part, Sizes
+from .parts import Factory, Part, Sizes
 from .stepper import RING, Logits, Outputs, Stepper, token_array, wanted_rows
 from .threads import MAX_THREADS, default_threads, usable_cores
 from .turn import Turn
@@ -32,21 +35,6 @@ _NO_TOKEN = "the logits behind position {} hold NaN, or are all -inf: no token c
 Cancelled = _cpu.Cancelled
 
 
-class GraphSource(Protocol):
-    """What the engine needs of a model: its caches, and the recording of one step, which returns the logits buffer."""
-
-    @property
-    def kv_specs(self) -> Sequence[KVSpec]: ...
-
-    def record(self, recorder: Recorder) -> Buffer: ...
-
-
-def _whole(name: str, value: Any, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
-        raise ArgumentError(f"{name} = {value!r}: an integer from {low} to {high} is needed")
-    return int(value)
-
-
 class Engine:
     """A model ready to run.
 
@@ -54,9 +42,10 @@ class Engine:
     a GPU 2048; at most n_batch). kv_type: f16, q8_0, q4_0, f32. threads: for single tokens, threads_batch: for more
     (default: as threads). n_seq: sequences at a time; n_kv_pages: pages of 128 tokens that they share (default: four
     full contexts, on a GPU one and some pages). file: kept open as long as the engine, for weights that stay mapped.
-    device: the number of the GPU that everything lies on, None for the CPU. cpu: name of the CPU's kernel set.
-    progress(done, total): bytes of weights packed or uploaded. repack: False multiplies the file's rows on the CPU as
-    they lie. Calls from several threads queue.
+    device: the number of the GPU that everything lies on, None for the CPU; assignment: where each thing lies instead,
+    and how many tokens a step has at most; factories: what makes the parts of devices, by their names. cpu: name of the
+    CPU's kernel set. progress(done, total): bytes of weights packed or uploaded. repack: False multiplies the file's
+    rows on the CPU as they lie. Calls from several threads queue.
     """
 
     def __init__(
@@ -76,43 +65,49 @@ class Engine:
         cpu: str | None = None,
         progress: Progress | None = None,
         repack: bool = True,
+        assignment: Assignment | None = None,
+        factories: Mapping[str, Factory] | None = None,
     ) -> None:
         self._closed = True  # until everything is there
-        self.n_ctx = _whole("n_ctx", n_ctx, 1, 1 << 30)
-        self.n_batch = _whole("n_batch", n_batch, 1, MAX_BATCH)
-        usual = DEFAULT_UBATCH if device is None else min(GPU_UBATCH, max(DEFAULT_UBATCH, self.n_ctx))
-        self.n_ubatch = min(usual if n_ubatch is None else _whole("n_ubatch", n_ubatch, 1, MAX_BATCH), self.n_batch)
-        self.threads = default_threads() if threads is None else _whole("threads", threads, 1, MAX_THREADS)
+        self.n_ctx = count("n_ctx", n_ctx, 1, 1 << 30)
+        self.n_batch = count("n_batch", n_batch, 1, MAX_BATCH)
+        one = CPU if device is None else f"cuda{device}"
+        head, caches = (one, {one}) if assignment is None else (assignment.head, set(assignment.kv))
+        usual = DEFAULT_UBATCH if one == CPU else min(GPU_UBATCH, max(DEFAULT_UBATCH, self.n_ctx))
+        usual = usual if assignment is None else assignment.n_ubatch
+        self.n_ubatch = min(usual if n_ubatch is None else count("n_ubatch", n_ubatch, 1, MAX_BATCH), self.n_batch)
+        self.threads = default_threads() if threads is None else count("threads", threads, 1, MAX_THREADS)
         batch = self.threads if threads_batch is None else threads_batch
-        self.threads_batch = _whole("threads_batch", batch, 1, MAX_THREADS)
-        _whole("n_seq", n_seq, 1, 1 << 16)
+        self.threads_batch = count("threads_batch", batch, 1, MAX_THREADS)
+        count("n_seq", n_seq, 1, 1 << 16)
         pages = max_pages(self.n_ctx)
-        n_pages = pages * min(n_seq, 4) + n_seq if device is None else pages + GPU_SPARE_PAGES
-        n_pages = n_pages if n_kv_pages is None else _whole("n_kv_pages", n_kv_pages, 1, 1 << 30)
+        n_pages = pages * min(n_seq, 4) + n_seq if caches == {CPU} else pages + GPU_SPARE_PAGES
+        n_pages = n_pages if n_kv_pages is None else count("n_kv_pages", n_kv_pages, 1, 1 << 30)
         _cpu.set_cores(usable_cores())
 
         recorder = Recorder()
         logits = graph_source.record(recorder)
         self.n_vocab = logits.width
-        most = LOGITS_BYTES if device is None else GPU_LOGITS_BYTES
+        most = LOGITS_BYTES if head == CPU else GPU_LOGITS_BYTES
         self.max_outputs = max(1, min(self.n_ubatch, most // (4 * self.n_vocab)))
         self._file = file
-        sizes = Sizes(self.n_ubatch, self.max_outputs, n_pages, n_seq, pages, kv_type)
-        made = recorder.ops, logits, graph_source.kv_specs, sizes
-        both = self.threads, self.threads_batch
-        self.part: Part = (
-            CpuPart(*made, threads=both, cpu=cpu, progress=progress, repack=repack, source=file)
-            if device is None
-            else CudaPart(*made, device=device, progress=progress)
-        )
+        sizes = Sizes(self.n_ubatch, self.max_outputs, n_pages, n_seq, pages, kv_type, self.n_vocab)
+        ops = recorder.ops
+        division = whole(ops, one) if assignment is None else divide(ops, logits, assignment)
+        self.parts: dict[str, Part] = make_parts(
+            division, logits, graph_source.kv_specs, sizes, factories or {}, progress=progress,
+            threads=(self.threads, self.threads_batch), cpu=cpu, repack=repack, source=file,
+        )  # fmt: skip
         try:
-            self._cache = KVCache(self.part.pages, n_ctx=self.n_ctx, n_seq=n_seq, n_pages=n_pages)
-            self._program = self.part.program(self._cache.table.ctypes.data, n_seq)
+            all_ = list(self.parts.values())
+            self._cache = KVCache(AllPages(all_), n_ctx=self.n_ctx, n_seq=n_seq, n_pages=n_pages)
+            self._made = Assembled(division, self.parts, sizes, self._cache.table.ctypes.data)
+            self._program = self._made.program
             self._stepper = Stepper(
-                self._program,
+                [(1, self._program)],
                 self._cache,
-                [self.part.slot() for _ in range(RING)],
-                self.part.ahead,
+                [self._made.slot() for _ in range(RING)],
+                self._made.ahead(),
                 n_vocab=self.n_vocab,
                 n_ubatch=self.n_ubatch,
                 max_outputs=self.max_outputs,
@@ -120,7 +115,8 @@ class Engine:
                 threads_batch=self.threads_batch,
             )
         except BaseException:
-            self.part.close()
+            for part in self.parts.values():
+                part.close()
             raise
         self._turn = _Turn(self)
         self._closed = False
@@ -202,13 +198,13 @@ class Engine:
     @property
     def n_top(self) -> int:
         """How many of the likeliest next tokens `top` gives; 0 where there is no such thing."""
-        return 0 if self._closed or self.part.top is None else len(self.part.top.ids)
+        return 0 if self._closed or self._made.top is None else len(self._made.top.ids)
 
     def top(self, sequence: int, token: int, *, variant: int = 0) -> tuple[Logits, Logits, float]:
         """Append a token; ids and logits of the likeliest next ones, best first, and the log of the sum of the
         exponentials of all logits. The arrays are overwritten by the next call. Errors: see `greedy`."""
         with self._turn:
-            found = self.part.top
+            found = self._made.top
             if found is None:
                 raise HybridKernError("no likeliest tokens here: ask for logits")
             self._stepper.decode_top(sequence, token, variant)
@@ -254,16 +250,21 @@ class Engine:
 
     # ownership
 
+    @property
+    def part(self) -> Part:
+        """That makes the logits."""
+        return self.parts[self._made.division.head]
+
     def describe(self) -> str:
         """What runs where: kernel set, threads, memory."""
         if self._closed:
             return "closed engine"
-        return "\n".join(
-            (
-                *self.part.describe(),
-                f"context: {self.n_ctx} tokens per sequence",
-            )
-        )
+        if self._made.whole and self.part.gpu is None:
+            asked = ["everything lies on the CPU: a GPU was not asked for (-ngl all, n_gpu_layers='all')"]
+        else:
+            asked = self._made.describe()
+        lines = [line for part in self.parts.values() for line in part.describe()]
+        return "\n".join((*lines[:1], *asked, *lines[1:], f"context: {self.n_ctx} tokens per sequence"))
 
     def close(self) -> None:
         """Give the memory back, as far as no views of logits remain. A second call does nothing."""
@@ -271,9 +272,10 @@ class Engine:
             return
         with self._turn:
             self._closed = True  # and nothing is armed: the turn saw to it
-            del self._stepper, self._program, self._cache
-            self.part.close()
-            del self.part
+            del self._stepper, self._program, self._made, self._cache
+            for part in self.parts.values():
+                part.close()
+            self.parts = {}
             self._file = None
 
     def __enter__(self) -> Engine:

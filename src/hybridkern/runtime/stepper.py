@@ -47,12 +47,13 @@ def token_array(tokens: Sequence[int] | npt.NDArray[np.integer], n_vocab: int) -
 
 
 class Stepper:
-    """Runs a program over a ring of slots. ahead: two more for greedy steps that a GPU is given ahead, or none.
-    threads: for single tokens; threads_batch: for more."""
+    """Runs programs over a ring of slots. programs: (tokens of a step from which on it is used, program), ascending;
+    the first is for single tokens. ahead: two more slots for greedy steps that a GPU is given ahead, or none. threads:
+    for single tokens; threads_batch: for more."""
 
     def __init__(
         self,
-        program: _cpu.Program,
+        programs: Sequence[tuple[int, _cpu.Program]],
         cache: KVCache,
         ring: Sequence[Slot],
         ahead: Sequence[Slot],
@@ -63,7 +64,8 @@ class Stepper:
         threads: int,
         threads_batch: int,
     ) -> None:
-        self.program, self.cache = program, cache
+        self.programs, self.cache = list(programs), cache
+        self.program = self.programs[0][1]
         self.n_vocab, self.n_ubatch, self.max_outputs = n_vocab, n_ubatch, max_outputs
         self.threads, self.threads_batch = threads, threads_batch
         self._ring, self._ahead = ring, ahead
@@ -74,6 +76,10 @@ class Stepper:
         self._next = (self._next + 1) % len(self._ring)
         return slot
 
+    def _program(self, n: int) -> _cpu.Program:
+        """For steps of n tokens."""
+        return [program for least, program in self.programs if least <= n][-1]
+
     def _run(self, slot: Slot, n: int, m: int, runs: Sequence[tuple[int, int]], greedy: bool = False) -> None:
         """One replay; runs: (sequence, tokens of it). On an error the cache is as before."""
         done = 0
@@ -81,7 +87,7 @@ class Stepper:
             for sequence, count in runs:
                 self.cache.reserve(sequence, count)
                 done += 1
-            self.program.run(slot.native, n, m, self.threads if n == 1 else self.threads_batch, greedy)
+            self._program(n).run(slot.native, n, m, self.threads if n == 1 else self.threads_batch, greedy)
         except BaseException:
             for sequence, _ in runs[:done]:
                 self.cache.give_back(sequence)

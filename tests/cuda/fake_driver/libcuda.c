@@ -4,10 +4,12 @@
  *
  * Environment: FAKE_CUDA_DEVICES (1), FAKE_CUDA_MIB memory (1024), FAKE_CUDA_VERSION (13000), FAKE_CUDA_LOAD status of
  * loading images (0), FAKE_CUDA_SLOW microseconds until a step is seen to have ended (0), FAKE_CUDA_BREAK number of the
- * graph launch that fails and breaks the context (never).
+ * graph launch that fails and breaks the context (never), FAKE_CUDA_MAPPED: kernels reach host memory, and every stream
+ * has a thread that does what was queued (0), FAKE_CUDA_MUTE: kernels that send never say so (0).
  */
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,7 +49,12 @@ API cuDeviceGet(int *d, int n) { return *d = n, n < 0 || n >= setting("FAKE_CUDA
 API cuDeviceGetName(char *name, int n, int d) { return snprintf(name, n, "Fake %d", d), 0; }
 API cuDeviceTotalMem_v2(size_t *n, int d) { return (void)d, *n = (size_t)setting("FAKE_CUDA_MIB", 1024) << 20, 0; }
 API cuDeviceGetAttribute(int *value, int attribute, int d) {
-    return (void)d, *value = attribute == 75 ? 9 : attribute == 16 ? 4 : 0, 0;
+    return (void)d,
+           *value = attribute == 75                         ? 9
+                    : attribute == 16                       ? 4
+                    : (attribute == 19) | (attribute == 41) ? (int)setting("FAKE_CUDA_MAPPED", 0)
+                                                            : 0,
+           0;
 }
 API cuDevicePrimaryCtxRetain(void **c, int d) { return (void)d, primary++, *c = &primary, 0; }
 API cuDevicePrimaryCtxRelease_v2(int d) { return (void)d, primary--, 0; }
@@ -99,15 +106,8 @@ API cuMemFreeHost(void *p) {
 }
 API cuMemHostRegister_v2(void *p, size_t n, unsigned flags) { return (void)p, (void)n, (void)flags, 0; }
 API cuMemHostUnregister(void *p) { return (void)p, 0; }
-static int copy(uint64_t to, uint64_t from, size_t n) {
-    NEED;
-    return memmove((void *)to, (void *)from, n), 0;
-}
-API cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t n, void *s) {
-    return (void)s, copy(to, (uint64_t)from, n);
-}
-API cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t n, void *s) { return (void)s, copy((uint64_t)to, from, n); }
-API cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, void *s) { return (void)s, copy(to, from, n); }
+
+/* streams: with FAKE_CUDA_MAPPED a queue and a thread, else everything happens at once */
 typedef struct plane {
     size_t x, y;
     int kind;
@@ -120,19 +120,110 @@ typedef struct planes {
     plane from, to;
     size_t width, height;
 } planes;
-API cuMemcpy2DAsync_v2(const planes *c, void *s) {
-    NEED;
-    (void)s;
-    for (size_t i = 0; i < c->height; i++) {
-        char *from = c->from.kind == 1 ? c->from.host : (char *)c->from.device;
-        char *to = c->to.kind == 1 ? c->to.host : (char *)c->to.device;
-        memmove(to + i * c->to.pitch, from + i * c->from.pitch, c->width);
+typedef struct event {
+    int recorded, happened; /* how often */
+    double seen;
+} event;
+typedef struct job {
+    enum { COPY, ROWS, FILL, GRAPH, EVENT, END } kind;
+    uint64_t to, from;
+    size_t n;
+    int byte;
+    planes rows;
+    void *what;
+    struct job *next;
+} job;
+typedef struct stream {
+    pthread_t thread;
+    job *first, *last;
+    int running, asynchronous;
+} stream;
+static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
+static void run_graph(void *what);
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1e6 + t.tv_nsec / 1e3;
+}
+static void work(const job *j) {
+    event *e = j->what;
+    const planes *r = &j->rows;
+    switch (j->kind) {
+    case COPY:
+        memmove((void *)j->to, (void *)j->from, j->n);
+        break;
+    case ROWS:
+        for (size_t i = 0; i < r->height; i++) {
+            char *from = r->from.kind == 1 ? r->from.host : (char *)r->from.device;
+            char *to = r->to.kind == 1 ? r->to.host : (char *)r->to.device;
+            memmove(to + i * r->to.pitch, from + i * r->from.pitch, r->width);
+        }
+        break;
+    case FILL:
+        memset((void *)j->to, j->byte, j->n);
+        break;
+    case GRAPH:
+        run_graph(j->what);
+        break;
+    case EVENT:
+        pthread_mutex_lock(&lock);
+        e->seen = now() + (double)setting("FAKE_CUDA_SLOW", 0);
+        e->happened++;
+        pthread_mutex_unlock(&lock);
+        break;
+    case END:
+        break;
     }
+}
+static void *serve(void *arg) {
+    stream *s = arg;
+    for (int end = 0; !end;) {
+        pthread_mutex_lock(&lock);
+        while (!s->first)
+            pthread_cond_wait(&moved, &lock);
+        job *j = s->first;
+        s->first = j->next;
+        s->running = 1;
+        pthread_mutex_unlock(&lock);
+        work(j);
+        end = j->kind == END;
+        free(j);
+        pthread_mutex_lock(&lock);
+        s->running = 0;
+        pthread_cond_broadcast(&moved);
+        pthread_mutex_unlock(&lock);
+    }
+    return NULL;
+}
+static int queue(void *to, job j) {
+    stream *s = to;
+    NEED;
+    if (!s || !s->asynchronous)
+        return work(&j), 0;
+    job *made = malloc(sizeof j);
+    *made = j;
+    pthread_mutex_lock(&lock);
+    if (s->first)
+        s->last->next = made;
+    else
+        s->first = made;
+    s->last = made;
+    pthread_cond_broadcast(&moved);
+    pthread_mutex_unlock(&lock);
     return 0;
 }
+API cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t n, void *s) {
+    return queue(s, (job){.kind = COPY, .to = to, .from = (uint64_t)from, .n = n});
+}
+API cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t n, void *s) {
+    return queue(s, (job){.kind = COPY, .to = (uint64_t)to, .from = from, .n = n});
+}
+API cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, void *s) {
+    return queue(s, (job){.kind = COPY, .to = to, .from = from, .n = n});
+}
+API cuMemcpy2DAsync_v2(const planes *c, void *s) { return queue(s, (job){.kind = ROWS, .rows = *c}); }
 API cuMemsetD8Async(uint64_t at, unsigned char byte, size_t n, void *s) {
-    NEED;
-    return (void)s, memset((void *)at, byte, n), 0;
+    return queue(s, (job){.kind = FILL, .to = at, .byte = byte, .n = n});
 }
 
 /* modules and kernels: a function is its name */
@@ -154,7 +245,7 @@ typedef struct graph {
     int n;
 } graph;
 static _Thread_local graph *capture;
-static uint32_t hashes[1 << 16]; /* of the step's rows */
+static _Thread_local uint32_t hashes[1 << 14]; /* of the step's rows */
 
 static int32_t *cell(const hk_step *s, const hk_cache *c, int row, int position) {
     int page = s->pages[s->sequences[row] * s->page_stride + position / 128];
@@ -166,9 +257,30 @@ static void store(const hk_step *s, const hk_cache *c) {
         *cell(s, c, i, s->positions[i]) = s->tokens[i];
 }
 static void find_top(const hk_topk_args *a);
+static void move_rows(const hk_link_args *a, int receive) {
+    for (int p = 0; p < a->n_rows; p++)
+        for (int i = 0; i < a->step.counts[a->rows[p].outputs]; i++) {
+            const hk_link_rows *r = &a->rows[p];
+            float *here = r->at + i * r->stride, *there = r->host + (long long)i * r->width;
+            memcpy(receive ? here : there, receive ? there : here, r->width * sizeof(float));
+        }
+}
+static void cross(const hk_link_args *a, int receive) {
+    volatile const int *flag = a->flag, *abort = a->abort;
+    int step = a->step.counts[2];
+    while (receive && *flag != step && *abort != step)
+        sched_yield();
+    __sync_synchronize();
+    move_rows(a, receive);
+    __sync_synchronize();
+    if (!receive && !setting("FAKE_CUDA_MUTE", 0))
+        *a->flag = step;
+}
 static void execute(const launch *l) {
     if (!strcmp(l->name, "hk_topk"))
         find_top(l->args);
+    else if (!strncmp(l->name, "hk_link", 7))
+        cross(l->args, !strcmp(l->name, "hk_link_receive"));
     else if (!strcmp(l->name, "hk_heads")) {
         const hk_heads_args *a = l->args;
         store(&a->step, &a->cache);
@@ -237,56 +349,76 @@ API cuGraphExecDestroy(void *e) {
     NEED;
     return free(e), 0;
 }
+static void run_graph(void *what) {
+    graph *g = what;
+    for (int i = 0; i < g->n; i++)
+        execute(&g->launches[i]);
+}
 API cuGraphLaunch(void *e, void *s) {
     NEED;
-    (void)s;
-    if (++launched == setting("FAKE_CUDA_BREAK", -1))
-        return broken = 1, BROKEN;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < ((graph *)e)->n; i++)
-        execute(&((graph *)e)->launches[i]);
+    broken |= ++launched == setting("FAKE_CUDA_BREAK", -1);
     pthread_mutex_unlock(&lock);
-    return 0;
+    return broken ? BROKEN : queue(s, (job){.kind = GRAPH, .what = e});
 }
 
-/* streams and events: an event is the time at which it is seen */
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1e6 + t.tv_nsec / 1e3;
+static int wait_for(const int *count, int n) {
+    pthread_mutex_lock(&lock);
+    while (*count < n)
+        pthread_cond_wait(&moved, &lock);
+    return pthread_mutex_unlock(&lock), 0;
 }
-API cuStreamCreate(void **s, unsigned flags) {
+API cuStreamCreate(void **to, unsigned flags) {
     NEED;
-    return (void)flags, *s = malloc(1), 0;
+    stream *s = calloc(1, sizeof *s);
+    s->asynchronous = (int)setting("FAKE_CUDA_MAPPED", 0);
+    if (s->asynchronous)
+        pthread_create(&s->thread, NULL, serve, s);
+    return (void)flags, *to = s, 0;
 }
-API cuStreamDestroy_v2(void *s) {
+API cuStreamDestroy_v2(void *p) {
     NEED;
+    stream *s = p;
+    queue(s, (job){.kind = END});
+    if (s->asynchronous)
+        pthread_join(s->thread, NULL);
     return free(s), 0;
 }
-API cuStreamSynchronize(void *s) {
+API cuStreamSynchronize(void *p) {
     NEED;
-    return (void)s, 0;
+    stream *s = p;
+    pthread_mutex_lock(&lock);
+    while (s->first || s->running)
+        pthread_cond_wait(&moved, &lock);
+    return pthread_mutex_unlock(&lock), 0;
 }
 API cuEventCreate(void **e, unsigned flags) {
     NEED;
-    return (void)flags, *e = calloc(1, sizeof(double)), 0;
+    return (void)flags, *e = calloc(1, sizeof(event)), 0;
 }
 API cuEventDestroy_v2(void *e) {
     NEED;
     return free(e), 0;
 }
 API cuEventRecord(void *e, void *s) {
-    NEED;
-    return (void)s, *(double *)e = now() + (double)setting("FAKE_CUDA_SLOW", 0), 0;
+    ((event *)e)->recorded++;
+    return queue(s, (job){.kind = EVENT, .what = e});
 }
-API cuEventQuery(void *e) {
+API cuEventQuery(void *p) {
     NEED;
-    return now() < *(double *)e ? NOT_READY : 0;
+    event *e = p;
+    pthread_mutex_lock(&lock);
+    int ready = e->happened == e->recorded && now() >= e->seen;
+    return pthread_mutex_unlock(&lock), ready ? 0 : NOT_READY;
 }
-API cuEventSynchronize(void *e) {
+API cuEventSynchronize(void *p) {
     NEED;
-    while (now() < *(double *)e)
+    event *e = p;
+    wait_for(&e->happened, e->recorded);
+    while (now() < e->seen)
         ;
     return 0;
 }
-API cuEventElapsedTime(float *ms, void *a, void *b) { return *ms = (float)(*(double *)b - *(double *)a) / 1000, 0; }
+API cuEventElapsedTime(float *ms, void *a, void *b) {
+    return *ms = (float)(((event *)b)->seen - ((event *)a)->seen) / 1000, 0;
+}

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import hybridkern as hk
@@ -167,6 +168,137 @@ def broken() -> None:
         else:
             raise AssertionError("no error")
     model.close()
+    assert Memory.live == 0
+
+
+def engines() -> Iterator[Any]:
+    """Engines of divided models whose first cache and head, which make up what the fake model says, are on the GPU."""
+    from assignments import CPU, GPU, part_of, ruled
+
+    from hybridkern.gguf import GGUFFile
+    from hybridkern.model import LoadedModel
+    from hybridkern.runtime.engine import Engine
+
+    file = GGUFFile.open(path)
+    model = LoadedModel.from_gguf(file)
+    for rule in (
+        lambda name: CPU if part_of(name) == "ffn" else GPU,
+        lambda name: GPU if name.startswith("blk.0.") else CPU,
+        lambda name: CPU if "attn_k" in name or "ffn_up" in name else GPU,
+    ):
+        assignment = ruled(model, rule, kv=lambda block: (GPU, CPU)[block], head=GPU)
+        with Engine(model, file, n_ctx=700, n_seq=4, n_kv_pages=16, assignment=assignment, threads=2) as e:
+            assert ("no mapped memory here" in e.describe()) != (os.environ.get("FAKE_CUDA_MAPPED") == "1")
+            yield e
+
+
+def divided() -> None:
+    """Inputs, page tables, copies of pages and choices of divided models."""
+    for e in engines():
+        v = e.n_vocab
+        s = e.new_sequence()
+        ids = list(PROMPT)
+        best, _ = e.greedy(s, ids)
+        for _ in range(290):  # across pages
+            assert best == following(ids, 1, v)[0]
+            ids.append(best)
+            best, _ = e.greedy(s, best)
+        f = e.fork(s)
+        for each, token in ((f, 9), (s, 8)):  # which share a page up to here
+            text = [*ids, token, *PROMPT]
+            assert e.evaluate(each, text[len(ids) :], "all").argmax(1).tolist() == [
+                following(text[: len(ids) + i + 1], 1, v)[0] for i in range(6)
+            ]
+        e.truncate(f, 100)
+        rows = e.evaluate(f, PROMPT * 60, "all").argmax(1).tolist()
+        text = ids[:100] + PROMPT * 60
+        assert rows == [following(text[: 101 + i], 1, v)[0] for i in range(300)]
+        nbytes = sum(sum(p.nbytes.values()) for p in e.parts.values() if p.gpu)
+        assert nbytes == Memory.live
+        e.free(s)
+        e.free(f)
+    assert Memory.live == 0
+
+
+def divided_interrupt() -> None:
+    """A GPU that does not end its part of a step: Ctrl-C and cancel come through, and the engine can be used."""
+    for e in engines():
+        s = e.new_sequence()
+        e.greedy(s, PROMPT)
+        for stop, error in ((lambda: os.kill(os.getpid(), signal.SIGINT), KeyboardInterrupt), (e.cancel, Exception)):
+            os.environ["FAKE_CUDA_SLOW"] = "2000000"
+            begin = time.monotonic()
+            timer = threading.Timer(0.3, stop)
+            timer.start()
+            try:
+                e.greedy(s, 7)
+                raise AssertionError("it did end")
+            except error as caught:
+                assert not isinstance(caught, AssertionError)
+            assert time.monotonic() - begin < 0.5
+            os.environ["FAKE_CUDA_SLOW"] = "0"
+            assert e.length(s) == 5
+        assert e.greedy(s, 7)[0] == following([*PROMPT, 7], 1, e.n_vocab)[0]
+        assert time.monotonic() - begin > 1.9  # it waited for what was left behind
+
+
+def divided_threads() -> None:
+    """Divided models at once: one's kernels must not wait for what another one keeps from coming."""
+    made = [engines(), engines(), engines()]
+    for all_ in zip(*made, strict=True):
+
+        def work(e: Any, done: list[Any]) -> None:
+            s, ids = e.new_sequence(), list(PROMPT)
+            best, _ = e.greedy(s, ids)
+            for _ in range(60):
+                assert best == following(ids, 1, e.n_vocab)[0]
+                ids.append(best)
+                best, _ = e.greedy(s, best)
+            done.append(e)
+
+        done: list[Any] = []
+        threads = [threading.Thread(target=work, args=(e, done)) for e in all_]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(done) == 3
+
+
+def divided_mute() -> None:
+    """A GPU that computes but never says so is an error in time, again and again, and can be closed."""
+    from hybridkern.kernels import _cpu
+
+    _cpu.set_patience(0.4)
+    for e in engines():
+        s = e.new_sequence()
+        for _ in range(2):
+            begin = time.monotonic()
+            try:
+                e.greedy(s, 3)
+            except hk.KernelError as error:
+                assert "hangs" in str(error), error
+            else:
+                raise AssertionError("no error")
+            assert time.monotonic() - begin < 1
+        assert e.length(s) == 0
+        assert e.greedy(s, PROMPT * 60)[0] == following(PROMPT * 60, 1, e.n_vocab)[0]  # by copies
+
+
+def divided_broken() -> None:
+    """A launch that fails in the middle of a step is an error, and everything can be closed."""
+    made = engines()
+    e = next(made)
+    s = e.new_sequence()
+    for _ in range(2):
+        try:
+            for _ in range(50):
+                e.greedy(s, 3)
+        except hk.KernelError as error:
+            assert "new process" in str(error), error
+        else:
+            raise AssertionError("no error")
+    e.close()
     assert Memory.live == 0
 
 

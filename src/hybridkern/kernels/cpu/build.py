@@ -69,24 +69,35 @@ class TapeBuilder:
         self._kvs: dict[KVSpec, int] = {}
         self._partial = (0, 0)  # heads, floats per partial result
         self.nbytes = 0
+        self.memory: list[_cpu.Memory] = []  # of values that steps compute
         self.tape.own(weights)
         self.tape.set_cache(cache.kv_type, cache.address, cache.page_bytes)
 
-    def build(self, fused: Sequence[Fused]) -> _cpu.Tape:
-        """The tape of these operations."""
-        for f in fused:
-            getattr(self, f"_add_{f.kind}", self._add_elements)(f)
+    def build(self, segments: Sequence[Sequence[Fused]]) -> list[tuple[int, int]]:
+        """Appends the operations of segments, and says between which numbers each lies."""
+        ranges, had = [], self._partial
+        for fused in segments:
+            first = self.tape.n_ops
+            for f in fused:
+                getattr(self, f"_add_{f.kind}", self._add_elements)(f)
+            ranges.append((first, self.tape.n_ops))
         heads, stride = self._partial
-        if heads:
+        if self._partial != had:
             size = SPLIT_ROWS * heads * self._cache.max_pages * stride * 4
             self.tape.set_partial(self._memory(size), stride)
-        return self.tape
+        return ranges
+
+    def end(self, b: Buffer) -> tuple[int, int]:
+        """Address of a buffer's or view's first value, and the values from row to row."""
+        base, stride = self.tape.buffer(self._buffer(b.root))
+        return base + 4 * b.offset, stride
 
     # memory
 
     def _memory(self, nbytes: int) -> int:
         self.nbytes += nbytes
-        return self.tape.own(_cpu.Memory(nbytes, True)).address
+        self.memory.append(self.tape.own(_cpu.Memory(nbytes, True)))
+        return self.memory[-1].address
 
     def _rows(self, root: Buffer) -> int:
         return self._max_rows if root.rows == "tokens" else self._max_outputs

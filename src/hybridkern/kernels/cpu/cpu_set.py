@@ -4,14 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybridkern.kernels import _cpu
+import numpy as np
+
 from hybridkern.kernels.interface import Buffer, Op
 
 from .build import CacheLayout, TapeBuilder
 from .fusion import fuse
-from .outputs import select_early
 from .selection import chosen_name, runnable, table_named
 from .weights import CpuWeights, Progress, Source
+
+
+class CpuTape:
+    """A tape over packed weights. Programs add their segments to it; they share its buffers."""
+
+    def __init__(self, builder: TapeBuilder, logits: Buffer | None) -> None:
+        self._builder, self._logits = builder, logits
+        self.native = builder.tape
+
+    def add(self, segments: Sequence[Sequence[Op]]) -> list[tuple[int, int]]:
+        """Appends the operations of segments, the last of which makes the logits, if they are made here; between which
+        numbers each lies."""
+        last = len(segments) - 1
+        return self._builder.build([fuse(ops, self._logits if k == last else None) for k, ops in enumerate(segments)])
+
+    def end(self, b: Buffer) -> tuple[int, int]:
+        """Where a buffer or view lies, and the values from row to row."""
+        return self._builder.end(b)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of everything that steps compute."""
+        return self._builder.nbytes
+
+    def poison(self) -> None:
+        """Fill all buffers with NaN bytes: tests show by it that nothing is read that was not written."""
+        for memory in self._builder.memory:
+            np.frombuffer(memory, np.uint8)[:] = 0xFF
 
 
 class CpuSet:
@@ -25,13 +53,12 @@ class CpuSet:
         self.table = table_named(self.name)
         self.weight_bytes = 0  # packed
         self.raw_bytes = 0  # of weights that stay as they lie in the file
-        self.buffer_bytes = 0
 
     def lower(
         self,
         ops: Sequence[Op],
         *,
-        logits: Buffer,
+        logits: Buffer | None,
         cache: CacheLayout,
         max_rows: int,
         max_outputs: int,
@@ -39,26 +66,23 @@ class CpuSet:
         progress: Progress | None = None,
         repack: bool = True,
         source: Source | None = None,
-    ) -> _cpu.Tape:
-        """Pack the weights and build the tape of recorded operations.
+    ) -> CpuTape:
+        """Pack the weights of recorded operations; the tape is still empty.
 
-        `logits` is the buffer that each step's slot provides. progress(done, total) hears of packed bytes. repack:
-        False multiplies raw rows. source: the file of the weights, which is given back as they are packed.
+        `logits` is the buffer that each step's slot provides, None where they are made elsewhere. progress(done, total)
+        hears of packed bytes. repack: False multiplies raw rows. source: the file of the weights, which is given back
+        as they are packed.
         """
-        fused = fuse(select_early(ops), logits)
         weights = CpuWeights(
-            (p.args[1] for f in fused for p in f.products),
+            (op.args[1] for op in ops if op.kind == "matmul"),
             threads,
             progress,
             tables=[op.args[0] for op in ops if op.kind == "embed"],
             repack=repack,
             source=source,
         )
-        builder = TapeBuilder(self.table, weights, cache, logits, max_rows, max_outputs)
-        tape = builder.build(fused)
         self.weight_bytes, self.raw_bytes = weights.nbytes, weights.raw_bytes
-        self.buffer_bytes = builder.nbytes
-        return tape
+        return CpuTape(TapeBuilder(self.table, weights, cache, logits, max_rows, max_outputs), logits)
 
     def describe(self) -> str:
         """The set, and every format or operation whose kernels come from a lower one."""

@@ -18,7 +18,14 @@ from .images import load_images
 from .tiles import WGMMA_KERNEL
 
 T = TypeVar("T")
-_PROCESSORS, _MAJOR, _MINOR, _BLOCK_MEMORY = 16, 75, 76, 97  # attribute numbers of the driver
+_PROCESSORS, _MAJOR, _MINOR, _BLOCK_MEMORY, _MAPS, _ONE_ADDRESS_SPACE = (
+    16,
+    75,
+    76,
+    97,
+    19,
+    41,
+)  # attribute numbers of the driver
 _devices: dict[int, Device] = {}
 _lock = threading.Lock()
 _forked = False  # this process is a child of one that had opened a device
@@ -140,6 +147,7 @@ class Device:
         call("enter", self.handle)
         self.processors, self.block_memory = attribute(_PROCESSORS), attribute(_BLOCK_MEMORY)
         self.capability = attribute(_MAJOR), attribute(_MINOR)
+        self.mapped = bool(attribute(_MAPS) and attribute(_ONE_ADDRESS_SPACE))  # kernels reach page-locked memory
         try:
             self.kernels = Kernels(load_images(self.capability, version))
             self.stream = Stream()
