@@ -1,9 +1,11 @@
-/* Turns raw GGUF rows in device memory into the device layout (hk_unit.cuh, hk_scales.cuh): a warp makes a record, a
- * lane its share of it. Reading bytes one by one is far slower than memory, and still several times faster than the bus
- * that brought them. */
-#include "hk_scales.cuh"
+/* Turns weights in device memory, as the file's rows or as the CPU set's panels, into the device layout (hk_unit.cuh,
+ * hk_scales.cuh): a warp makes a record, a lane its share of it. Reading bytes one by one is far slower than memory,
+ * and still several times faster than the bus that brought them.
+ *
+ * A block is anything that gives the bytes of a block of the file by their index, and is false where there is none:
+ * a pointer into a row, or a block of a panel (hk_panel.cuh). */
+#include "hk_panel.cuh"
 
-HK_FN u32 file_u16(const u8 *p) { return (u32)p[0] | (u32)p[1] << 8; }
 /* The nibble of weight l where 16 bytes hold weights 0..15 in the low and 16..31 in the high nibbles. */
 HK_FN u32 split_nibble(const u8 *qs, int l) { return l < 16 ? qs[l] & 15 : qs[l - 16] >> 4; }
 HK_FN u32 bit_of(const u8 *b, int l) { return b[l >> 3] >> (l & 7) & 1; }
@@ -32,58 +34,73 @@ HK_FN u32 file_code(unit_q6_k *, const u8 *b, int j, int l) {
 }
 
 /* Scales and the like of one block; b: the block, or NULL for padding. */
-HK_FN u32 half_at(const u8 *b, int at) { return b ? file_u16(b + at) : 0; }
-HK_FN u32 pair_at(const u8 *b, int at) { return half_at(b, at) | half_at(b, at + 2) << 16; }
-HK_FN u32 scale_of_q4_k(const u8 *b, int j) {
-    const u8 *s = b + 4;
-    return !b ? 0 : j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
+template <class B> HK_FN u32 half_at(const B &b, int at) { return b ? (u32)b[at] | (u32)b[at + 1] << 8 : 0; }
+template <class B> HK_FN u32 pair_at(const B &b, int at) { return half_at(b, at) | half_at(b, at + 2) << 16; }
+template <class B> HK_FN u32 scale_of_q4_k(const B &b, int j) {
+    return !b ? 0 : j < 4 ? b[4 + j] & 63 : (b[8 + j] & 15) | (b[j] >> 6) << 4;
 }
-HK_FN u32 min_of_q4_k(const u8 *b, int j) {
-    const u8 *s = b + 4;
-    return !b ? 0 : j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
+template <class B> HK_FN u32 min_of_q4_k(const B &b, int j) {
+    return !b ? 0 : j < 4 ? b[8 + j] & 63 : b[8 + j] >> 4 | (b[4 + j] >> 6) << 4;
 }
-HK_FN u32 scale_of_q3_k(const u8 *b, int k) {
-    const u8 *s = b + 96;
-    return !b ? 0 : (k < 8 ? s[k] & 15 : s[k - 8] >> 4) | (s[8 + (k & 3)] >> 2 * (k >> 2) & 3) << 4;
+template <class B> HK_FN u32 scale_of_q3_k(const B &b, int k) {
+    return !b ? 0 : (k < 8 ? b[96 + k] & 15 : b[88 + k] >> 4) | (b[104 + (k & 3)] >> 2 * (k >> 2) & 3) << 4;
 }
-HK_FN u32 scale_of_iq4_xs(const u8 *b, int j) {
-    return !b ? 0 : (b[4 + (j >> 1)] >> 4 * (j & 1) & 15) | (file_u16(b + 2) >> 2 * j & 3) << 4;
+template <class B> HK_FN u32 scale_of_iq4_xs(const B &b, int j) {
+    return !b ? 0 : (b[4 + (j >> 1)] >> 4 * (j & 1) & 15) | (half_at(b, 2) >> 2 * j & 3) << 4;
 }
 
 /* What lane 4 g + t writes into the scale area `a`. block[r][u]: of row g + 8 r, for unit u of a record of 64 columns
  * or the whole record. */
-typedef const u8 *row_blocks[2][2];
+/* Without an index that the compiler does not know, for which it would put the array into memory. */
+template <class B> HK_FN B of_row(const B (&b)[2][2], int r) {
+    B one = b[0][0];
+    if (r)
+        one = b[1][0];
+    return one;
+}
 HK_FN int order_0213(int v) { return (v & 1) << 1 | v >> 1; }
 
-HK_FN void write_halves(u8 *a, int lane, const row_blocks &b) {
+template <class B> HK_FN void write_halves(u8 *a, int lane, const B (&b)[2][2]) {
     if ((lane & 3) == 0)
 #pragma unroll
         for (int v = 0; v < 4; v++)
             ((u16 *)(a + 2 * lane))[v] = (u16)half_at(b[v >> 1][v & 1], 0);
 }
-HK_FN void write_pairs(u8 *a, int lane, const row_blocks &b) {
+template <class B> HK_FN void write_pairs(u8 *a, int lane, const B (&b)[2][2]) {
     if ((lane & 3) == 0)
 #pragma unroll
         for (int v = 0; v < 4; v++)
             ((u32 *)(a + 4 * lane))[v] = pair_at(b[v >> 1][v & 1], 0);
 }
-HK_FN void write_scales(unit_q4_0 *, u8 *a, int lane, const row_blocks &b) { write_halves(a, lane, b); }
-HK_FN void write_scales(unit_q5_0 *, u8 *a, int lane, const row_blocks &b) { write_halves(a, lane, b); }
-HK_FN void write_scales(unit_q8_0 *, u8 *a, int lane, const row_blocks &b) { write_halves(a, lane, b); }
-HK_FN void write_scales(unit_iq4_nl *, u8 *a, int lane, const row_blocks &b) { write_halves(a, lane, b); }
-HK_FN void write_scales(unit_q4_1 *, u8 *a, int lane, const row_blocks &b) { write_pairs(a, lane, b); }
-HK_FN void write_scales(unit_q5_1 *, u8 *a, int lane, const row_blocks &b) { write_pairs(a, lane, b); }
-HK_FN void write_scales(unit_mxfp4 *, u8 *a, int lane, const row_blocks &b) {
+template <class B> HK_FN void write_scales(unit_q4_0 *, u8 *a, int lane, const B (&b)[2][2]) {
+    write_halves(a, lane, b);
+}
+template <class B> HK_FN void write_scales(unit_q5_0 *, u8 *a, int lane, const B (&b)[2][2]) {
+    write_halves(a, lane, b);
+}
+template <class B> HK_FN void write_scales(unit_q8_0 *, u8 *a, int lane, const B (&b)[2][2]) {
+    write_halves(a, lane, b);
+}
+template <class B> HK_FN void write_scales(unit_iq4_nl *, u8 *a, int lane, const B (&b)[2][2]) {
+    write_halves(a, lane, b);
+}
+template <class B> HK_FN void write_scales(unit_q4_1 *, u8 *a, int lane, const B (&b)[2][2]) {
+    write_pairs(a, lane, b);
+}
+template <class B> HK_FN void write_scales(unit_q5_1 *, u8 *a, int lane, const B (&b)[2][2]) {
+    write_pairs(a, lane, b);
+}
+template <class B> HK_FN void write_scales(unit_mxfp4 *, u8 *a, int lane, const B (&b)[2][2]) {
     if ((lane & 3) == 0)
 #pragma unroll
         for (int v = 0; v < 4; v++)
             a[lane + v] = b[v >> 1][v & 1] ? b[v >> 1][v & 1][0] : 0;
 }
-HK_FN void write_six_bit_pairs(u8 *a, int lane, const row_blocks &b) {
+template <class B> HK_FN void write_six_bit_pairs(u8 *a, int lane, const B (&b)[2][2]) {
     u32 low = 0, high = 0;
 #pragma unroll
     for (int v = 0; v < 4; v++) {
-        const u8 *p = b[v >> 1][0];
+        const B &p = b[v >> 1][0];
         int j = 2 * (lane & 3) + (v & 1);
         u32 m = min_of_q4_k(p, j);
         low |= (scale_of_q4_k(p, j) | (m & 3) << 6) << 8 * v;
@@ -92,27 +109,31 @@ HK_FN void write_six_bit_pairs(u8 *a, int lane, const row_blocks &b) {
     ((u32 *)a)[lane] = low;
     ((u16 *)(a + 128))[lane] = (u16)high;
     if ((lane & 3) < 2)
-        ((u32 *)(a + 192))[2 * (lane >> 2) + (lane & 1)] = pair_at(b[lane & 1][0], 0);
+        ((u32 *)(a + 192))[2 * (lane >> 2) + (lane & 1)] = pair_at(of_row(b, lane & 1), 0);
 }
-HK_FN void write_scales(unit_q4_k *, u8 *a, int lane, const row_blocks &b) { write_six_bit_pairs(a, lane, b); }
-HK_FN void write_scales(unit_q5_k *, u8 *a, int lane, const row_blocks &b) { write_six_bit_pairs(a, lane, b); }
+template <class B> HK_FN void write_scales(unit_q4_k *, u8 *a, int lane, const B (&b)[2][2]) {
+    write_six_bit_pairs(a, lane, b);
+}
+template <class B> HK_FN void write_scales(unit_q5_k *, u8 *a, int lane, const B (&b)[2][2]) {
+    write_six_bit_pairs(a, lane, b);
+}
 /* Which of a row's 16 scales is value v of lane t. */
 HK_FN int sixteenth(int t, int v) { return 8 * (v >> 1 & 1) + 2 * t + (v & 1); }
-HK_FN void write_scales(unit_q2_k *, u8 *a, int lane, const row_blocks &b) {
+template <class B> HK_FN void write_scales(unit_q2_k *, u8 *a, int lane, const B (&b)[2][2]) {
 #pragma unroll
     for (int v = 0; v < 8; v++)
         a[8 * lane + v] = b[v >> 2][0] ? b[v >> 2][0][sixteenth(lane & 3, v)] : 0;
     if ((lane & 3) < 2)
-        ((u32 *)(a + 256))[2 * (lane >> 2) + (lane & 1)] = pair_at(b[lane & 1][0], 80);
+        ((u32 *)(a + 256))[2 * (lane >> 2) + (lane & 1)] = pair_at(of_row(b, lane & 1), 80);
 }
-HK_FN void write_scales(unit_q6_k *, u8 *a, int lane, const row_blocks &b) {
+template <class B> HK_FN void write_scales(unit_q6_k *, u8 *a, int lane, const B (&b)[2][2]) {
 #pragma unroll
     for (int v = 0; v < 8; v++)
         a[8 * lane + v] = b[v >> 2][0] ? b[v >> 2][0][192 + sixteenth(lane & 3, v)] : 0;
     if ((lane & 3) < 2)
-        ((u16 *)(a + 256))[2 * (lane >> 2) + (lane & 1)] = (u16)half_at(b[lane & 1][0], 208);
+        ((u16 *)(a + 256))[2 * (lane >> 2) + (lane & 1)] = (u16)half_at(of_row(b, lane & 1), 208);
 }
-HK_FN void write_scales(unit_q3_k *, u8 *a, int lane, const row_blocks &b) {
+template <class B> HK_FN void write_scales(unit_q3_k *, u8 *a, int lane, const B (&b)[2][2]) {
     u32 low = 0, high = 0;
 #pragma unroll
     for (int v = 0; v < 8; v++) {
@@ -124,9 +145,9 @@ HK_FN void write_scales(unit_q3_k *, u8 *a, int lane, const row_blocks &b) {
     ((u32 *)a)[lane] = low;
     ((u16 *)(a + 128))[lane] = (u16)high;
     if ((lane & 3) < 2)
-        ((u16 *)(a + 192))[2 * (lane >> 2) + (lane & 1)] = (u16)half_at(b[lane & 1][0], 108);
+        ((u16 *)(a + 192))[2 * (lane >> 2) + (lane & 1)] = (u16)half_at(of_row(b, lane & 1), 108);
 }
-HK_FN void write_scales(unit_iq4_xs *, u8 *a, int lane, const row_blocks &b) {
+template <class B> HK_FN void write_scales(unit_iq4_xs *, u8 *a, int lane, const B (&b)[2][2]) {
     u32 low = 0, high = 0;
 #pragma unroll
     for (int v = 0; v < 4; v++) {
@@ -137,32 +158,47 @@ HK_FN void write_scales(unit_iq4_xs *, u8 *a, int lane, const row_blocks &b) {
     ((u16 *)a)[lane] = (u16)low;
     a[64 + lane] = (u8)high;
     if ((lane & 3) < 2)
-        ((u16 *)(a + 96))[2 * (lane >> 2) + (lane & 1)] = (u16)half_at(b[lane & 1][0], 0);
+        ((u16 *)(a + 96))[2 * (lane >> 2) + (lane & 1)] = (u16)half_at(of_row(b, lane & 1), 0);
 }
 
-/* A lane's share of record `i` of the matrix. block_bytes: of a block of the file, which is 32 or 256 weights. */
-template <class F> HK_FN void convert_share(const hk_convert_args &a, s64 i, int lane, int block_bytes) {
+/* Four codes of unit j, from weight l on, as bytes. Those of a panel lie together (hk_panel.cuh). */
+template <class F> HK_FN u32 four_codes(F *f, const u8 *b, int j, int l) {
+    return file_code(f, b, j, l) | file_code(f, b, j, l + 1) << 8 | file_code(f, b, j, l + 2) << 16 |
+           file_code(f, b, j, l + 3) << 24;
+}
+
+/* The blocks of a matrix as the file has it. */
+struct file_rows {
+    typedef const u8 *block;
+    const u8 *raw;
+    s64 per_row;
+    int block_bytes;
+    HK_MEMBER block at(s64 row, s64 i) const { return raw + (row * per_row + i) * block_bytes; }
+};
+
+/* A lane's share of record `i` of the matrix. */
+template <class F, class S> HK_FN void convert_share(const hk_convert_args &a, s64 i, int lane, const S &source) {
     constexpr int BLOCKS = F::COLUMNS == 64 ? 2 : 1; /* of the file in a row of a record */
     s64 records = (a.cols + F::COLUMNS - 1) / F::COLUMNS, record = i % records;
-    s64 per_row = a.cols / (F::COLUMNS / BLOCKS);
-    row_blocks b;
+    typename S::block b[2][2];
 #pragma unroll
     for (int r = 0; r < 2; r++)
 #pragma unroll
         for (int u = 0; u < 2; u++) {
             s64 row = i / records * 16 + (lane >> 2) + 8 * r, at = record * BLOCKS + u % BLOCKS;
-            b[r][u] = row < a.rows && at < per_row ? a.raw + (row * per_row + at) * block_bytes : (const u8 *)0;
+            bool there = row < a.rows && at < source.per_row;
+            b[r][u] = there ? source.at(row, at) : typename S::block();
         }
     lane_codes<F> w = {};
 #pragma unroll
     for (int u = 0; u < F::UNITS; u++)
 #pragma unroll
         for (int c = 0; c < 4; c++) {
-            const u8 *p = b[c & 1][u % BLOCKS];
-            if (p)
+            const typename S::block &p = b[c & 1][u % BLOCKS];
+            u32 codes = p ? four_codes((F *)0, p, BLOCKS == 2 ? 0 : u, 8 * (lane & 3) + 4 * (c >> 1)) : 0;
 #pragma unroll
-                for (int k = 0; k < 4; k++)
-                    F::put(w, u, c, k, file_code((F *)0, p, BLOCKS == 2 ? 0 : u, 8 * (lane & 3) + 4 * (c >> 1) + k));
+            for (int k = 0; k < 4; k++)
+                F::put(w, u, c, k, codes >> 8 * k & 255);
         }
     u8 *to = (u8 *)a.to.at + i * F::BYTES;
 #pragma unroll
@@ -173,17 +209,36 @@ template <class F> HK_FN void convert_share(const hk_convert_args &a, s64 i, int
     write_scales((F *)0, to + F::SCALES_AT, lane, b);
 }
 
+/* Weights in a block of the file. */
+template <class F> constexpr __device__ int block_of() { return F::COLUMNS == 64 ? 32 : F::COLUMNS; }
+template <class F> HK_FN file_rows file_source(const hk_convert_args &a, int block_bytes) {
+    return {a.raw, a.cols / block_of<F>(), block_bytes};
+}
+template <class F> HK_FN packed_panels<F> panel_source(const hk_convert_args &a, int block_bytes, int scale_bytes) {
+    return {a.raw, a.cols / block_of<F>(), block_bytes, scale_bytes};
+}
+
 #ifndef HK_ON_HOST
-template <class F> HK_FN void convert(const hk_convert_args &a, int block_bytes) {
+template <class F, class S> HK_FN void convert(const hk_convert_args &a, const S &source) {
     s64 i = ((s64)blockIdx.x * blockDim.x + threadIdx.x) >> 5;
     if (i < (a.rows + 15) / 16 * ((a.cols + F::COLUMNS - 1) / F::COLUMNS))
-        convert_share<F>(a, i, threadIdx.x & 31, block_bytes);
+        convert_share<F>(a, i, threadIdx.x & 31, source);
 }
-#define HK_CONVERT(lower, bytes)                                                                                       \
-    HK_KERNEL hk_convert_##lower(const __grid_constant__ hk_convert_args a) { convert<unit_##lower>(a, bytes); }
-#define HK_CONVERT_F32(lower, bytes)
-#define HK_CONVERT_Q8_32(lower, bytes)                           HK_CONVERT(lower, bytes)
-#define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act) HK_CONVERT_##act(lower, bytes)
+template <class T> HK_FN void unpack(const hk_convert_args &a) {
+    s64 i = ((s64)blockIdx.x * blockDim.x + threadIdx.x) >> 5;
+    if (i < (a.rows + 15) / 16 * ((a.cols + 31) / 32))
+        unpack_share<T>(a, i, threadIdx.x & 31);
+}
+#define HK_CONVERT_Q8_32(lower, bytes, scale_bytes)                                                                    \
+    HK_KERNEL hk_convert_##lower(const __grid_constant__ hk_convert_args a) {                                          \
+        convert<unit_##lower>(a, file_source<unit_##lower>(a, bytes));                                                 \
+    }                                                                                                                  \
+    HK_KERNEL hk_convert_packed_##lower(const __grid_constant__ hk_convert_args a) {                                   \
+        convert<unit_##lower>(a, panel_source<unit_##lower>(a, bytes, scale_bytes));                                   \
+    }
+#define HK_CONVERT_F32(lower, bytes, scale_bytes)                                                                      \
+    HK_KERNEL hk_convert_packed_##lower(const __grid_constant__ hk_convert_args a) { unpack<float_of_##lower>(a); }
+#define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act) HK_CONVERT_##act(lower, bytes, scale_bytes)
 #include "../formats/hk_types.def"
 #undef HK_TYPE
 #endif

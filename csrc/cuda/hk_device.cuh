@@ -14,6 +14,7 @@ typedef int s32;
 typedef long long s64;
 
 #define HK_FN        static __device__ __forceinline__
+#define HK_MEMBER    __device__ __forceinline__
 #define HK_KERNEL    extern "C" __global__ void
 #define HK_MAX_FLOAT 3.402823466e+38f
 #define HK_INFINITY  __uint_as_float(0x7F800000u)

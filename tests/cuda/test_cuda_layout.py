@@ -15,7 +15,10 @@ from cuda_formats import QUANTISED, error, quantised
 from gguf import GGMLQuantizationType
 from random_weights import random_matrix
 
+from hybridkern.kernels import _cpu
+from hybridkern.kernels.cpu.weights import FORMATS, packed_bytes
 from hybridkern.kernels.cuda.layout import LAYOUTS, device_bytes, row_offset
+from hybridkern.kernels.interface import Weight
 
 pytestmark = pytest.mark.on_host
 HERE = Path(__file__).parent
@@ -61,6 +64,31 @@ def test_there_and_back(library: Any, type_name: str) -> None:
         assert (at[device_bytes(type_name, rows, cols) :] == NAN).all()
         assert np.abs(out[:rows, :cols] - want).max() <= 1e-6 * np.abs(want).max()
         assert not out[rows:].any() and not out[:, cols:].any()
+
+
+@pytest.mark.parametrize("type_name", list(LAYOUTS))
+def test_panels_of_the_cpu_become_the_same(library: Any, type_name: str) -> None:
+    """Packed by the CPU set, a matrix is converted to the same bytes, and none is written beyond it."""
+    block = LAYOUTS[type_name].block if not LAYOUTS[type_name].is_float else 1
+    few = {256: (), 32: ((35, 288), (3, 32)), 1: ((35, 77), (3, 1), (16, 33))}[block]
+    for rows, cols in ((35, 768), (16, 256), (1, 512), *few):
+        raw, _ = random_matrix(np.random.default_rng(rows), type_name, rows, cols, 1.0)
+        raw = np.ascontiguousarray(raw)
+        kind = c.c_int(GGMLQuantizationType[type_name].value)
+        nbytes = device_bytes(type_name, rows, cols)
+        want = raw.reshape(-1) if LAYOUTS[type_name].is_float else converted(library, type_name, raw, rows, cols)[0]
+        at = np.full(nbytes + 64, NAN, np.uint8)
+        panels = packed(type_name, raw, rows, cols)
+        assert library.layout_of_panels(kind, pointer(panels), pointer(at), c.c_int64(rows), c.c_int64(cols)) == 0
+        assert np.array_equal(at[:nbytes], want[:nbytes]) and (at[nbytes:] == NAN).all()
+
+
+def packed(type_name: str, raw: Bytes, rows: int, cols: int) -> Bytes:
+    """As the CPU set packs it."""
+    w = Weight("w", type_name, rows, cols, raw)
+    panels = np.full(packed_bytes(w), NAN, np.uint8)
+    _cpu.pack(FORMATS[type_name][0], raw.ctypes.data, raw.strides[0], rows, cols, panels.ctypes.data, 1)
+    return panels
 
 
 @pytest.mark.parametrize("n", [1, 7])

@@ -5,6 +5,7 @@
 #define HK_ON_HOST
 #define __device__
 #define HK_FN        static inline
+#define HK_MEMBER    inline
 #define HK_MAX_FLOAT 3.402823466e+38f
 #define HK_INFINITY  INFINITY
 #include <algorithm>

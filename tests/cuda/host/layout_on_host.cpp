@@ -1,5 +1,5 @@
 /* The device layout's own source compiled for the host: converts raw rows and unpacks them again, lane by lane as a
- * warp would. */
+ * warp would. The same of packed panels, without unpacking: what they become must be what the rows become. */
 #include "device_on_host.h"
 
 #include "../../../csrc/cuda/convert.cu"
@@ -37,7 +37,7 @@ template <class F> static int there_and_back(const u8 *raw, u8 *at, float *out, 
     int wrong = 0;
     for (s64 i = 0; i < tiles * records; i++)
         for (int lane = 0; lane < 32; lane++)
-            convert_share<F>(a, i, lane, block_bytes);
+            convert_share<F>(a, i, lane, file_source<F>(a, block_bytes));
     for (s64 i = 0; i < tiles * records; i++)
         for (int lane = 0; lane < 32; lane++) {
             const u8 *record = record_of<F>(a.to, cols, i / records, i % records);
@@ -67,6 +67,33 @@ template <class F> static int there_and_back(const u8 *raw, u8 *at, float *out, 
 #define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act) HK_HOST_##act(lower, id, bytes)
 /* out: [rows padded to 16][cols padded to a record]. 0: fine. */
 extern "C" int layout_there_and_back(int type, const u8 *raw, u8 *at, float *out, s64 rows, s64 cols) {
+#include "../../../csrc/formats/hk_types.def"
+    return -1;
+}
+
+template <class F> static int from_panels(const hk_convert_args &a, int block_bytes, int scale_bytes) {
+    s64 records = (a.cols + F::COLUMNS - 1) / F::COLUMNS;
+    for (s64 i = 0; i < (a.rows + 15) / 16 * records; i++)
+        for (int lane = 0; lane < 32; lane++)
+            convert_share<F>(a, i, lane, panel_source<F>(a, block_bytes, scale_bytes));
+    return 0;
+}
+template <class T> static int floats_from_panels(const hk_convert_args &a) {
+    for (s64 i = 0; i < (a.rows + 15) / 16 * ((a.cols + 31) / 32); i++)
+        for (int lane = 0; lane < 32; lane++)
+            unpack_share<T>(a, i, lane);
+    return 0;
+}
+#undef HK_HOST_F32
+#undef HK_HOST_Q8_32
+#undef HK_TYPE
+#define HK_HOST_F32(lower, bytes, scale_bytes)   return floats_from_panels<float_of_##lower>(a);
+#define HK_HOST_Q8_32(lower, bytes, scale_bytes) return from_panels<unit_##lower>(a, bytes, scale_bytes);
+#define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act)                                                       \
+    if (type == id)                                                                                                    \
+    HK_HOST_##act(lower, bytes, scale_bytes)
+extern "C" int layout_of_panels(int type, const u8 *panels, u8 *at, s64 rows, s64 cols) {
+    hk_convert_args a = {panels, {at}, rows, cols};
 #include "../../../csrc/formats/hk_types.def"
     return -1;
 }

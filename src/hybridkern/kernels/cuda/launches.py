@@ -70,11 +70,14 @@ def ceil_div(n: int, d: int) -> int:
     return -(-n // d)
 
 
-def convert(type_name: str, raw: int, to: int, rows: int, cols: int) -> Launch:
-    """Raw rows at `raw` into device layout."""
+def convert(type_name: str, raw: int, to: int, rows: int, cols: int, packed: bool = False) -> Launch:
+    """Rows as the file has them at `raw`, or panels of the CPU set, into device layout. Rows of a float format need
+    none: there is a kernel for their panels alone."""
     args = a.pack(a.CONVERT, raw=raw, to=matrix(to), rows=rows, cols=cols)
-    records = ceil_div(rows, TILE) * ceil_div(cols, LAYOUTS[type_name].columns)
-    return Launch(f"hk_convert_{type_name.lower()}", (ceil_div(records, 8), 1, 1), (256, 1, 1), 0, args)
+    layout = LAYOUTS[type_name]
+    records = ceil_div(rows, TILE) * ceil_div(cols, 32 if layout.is_float else layout.columns)
+    name = f"hk_convert_{'packed_' if packed else ''}{type_name.lower()}"
+    return Launch(name, (ceil_div(records, 8), 1, 1), (256, 1, 1), 0, args)
 
 
 def matrix(at: int) -> Struct:
