@@ -80,6 +80,9 @@ enum { CU_HOST_PORTABLE = 1, CU_HOST_MAPPED = 2, CU_HOST_READ_ONLY = 8 };
     X(cuMemHostRegister_v2, (void *, size_t, unsigned))                                                                \
     X(cuMemHostUnregister, (void *))                                                                                   \
     X(cuStreamCreate, (void **, unsigned))                                                                             \
+    X(cuStreamCreateWithPriority, (void **, unsigned, int))                                                            \
+    X(cuStreamWaitEvent, (void *, void *, unsigned))                                                                   \
+    X(cuLaunchHostFunc, (void *, void (*)(void *), void *))                                                            \
     X(cuStreamDestroy_v2, (void *))                                                                                    \
     X(cuStreamSynchronize, (void *))                                                                                   \
     X(cuEventCreate, (void **, unsigned))                                                                              \
@@ -254,6 +257,14 @@ int hk_cuda_host_register(void *memory, size_t bytes, int read_only) {
 int hk_cuda_host_unregister(void *memory) { CALL(cuMemHostUnregister, memory); }
 
 int hk_cuda_stream_create(void **stream) { CALL(cuStreamCreate, stream, CU_STREAM_NON_BLOCKING); }
+int hk_cuda_stream_create_urgent(void **stream) {
+    enum { MOST_URGENT = -1000 }; /* which the driver cuts to what it has */
+    CALL(cuStreamCreateWithPriority, stream, CU_STREAM_NON_BLOCKING, MOST_URGENT);
+}
+int hk_cuda_stream_after(void *stream, void *event) { CALL(cuStreamWaitEvent, stream, event, 0); }
+int hk_cuda_stream_call(void *stream, void (*function)(void *), void *argument) {
+    CALL(cuLaunchHostFunc, stream, function, argument);
+}
 int hk_cuda_stream_destroy(void *stream) { CALL(cuStreamDestroy_v2, stream); }
 int hk_cuda_stream_wait(void *stream) { CALL(cuStreamSynchronize, stream); }
 int hk_cuda_event_create(int timed, void **event) { CALL(cuEventCreate, event, timed ? 0 : CU_NO_TIMING); }

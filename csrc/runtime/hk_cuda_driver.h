@@ -62,7 +62,12 @@ HK_CUDA_API int hk_cuda_host_register(void *memory, size_t bytes, int read_only)
 HK_CUDA_API int hk_cuda_host_unregister(void *memory);
 
 HK_CUDA_API int hk_cuda_stream_create(void **stream);
+/* One whose kernels are placed before those of others. */
+HK_CUDA_API int hk_cuda_stream_create_urgent(void **stream);
 HK_CUDA_API int hk_cuda_stream_destroy(void *stream);
+/* What is queued from now on waits for an event; in a capture that makes the stream part of it. */
+HK_CUDA_API int hk_cuda_stream_after(void *stream, void *event);
+HK_CUDA_API int hk_cuda_stream_call(void *stream, void (*function)(void *), void *argument);
 HK_CUDA_API int hk_cuda_stream_wait(void *stream); /* for the host: until everything in it is done */
 HK_CUDA_API int hk_cuda_event_create(int timed, void **event);
 HK_CUDA_API int hk_cuda_event_destroy(void *event);

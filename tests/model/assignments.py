@@ -1,13 +1,17 @@
-"""Assignments of tiny models, made by hand: by blocks as -ngl counts them, or by a rule over names of tensors."""
+"""Assignments of tiny models, made by hand: by blocks as -ngl counts them, by a rule over names of tensors, or with
+blocks that are streamed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from hybridkern.model import LoadedModel
 from hybridkern.plan.assignment import Assignment
 
 CPU, GPU = "cpu", "cuda0"
+LEAST = 33  # tokens of a step in which blocks are streamed
 
 
 def ruled(
@@ -71,4 +75,26 @@ RULES: dict[str, Rule] = {
         kv=lambda i: "cuda1",
         head=GPU,
     ),
+}
+
+
+def streaming(model: LoadedModel, stays: Callable[[str], bool], **options: Any) -> Assignment:
+    """Matrices for which `stays` holds are on the CPU, and streamed; the rest, and all caches, are on the GPU."""
+    a = ruled(model, lambda n: CPU if stays(n) else GPU, kv=lambda i: GPU, **options)
+    blocks = sorted({int(n.split(".")[1]) for n in a.tensors if stays(n)})
+    return replace(a, streamed=dict.fromkeys(blocks, GPU), stream_from=LEAST, stream_depth=2)
+
+
+def block(name: str) -> int:
+    """The number of a tensor's block."""
+    return int(name.split(".")[1])
+
+
+STREAMED: dict[str, Rule] = {
+    "all blocks": lambda m: streaming(m, lambda n: True),
+    "all blocks, embedding and head on the GPU": lambda m: streaming(m, lambda n: True, embedding=GPU, head=GPU),
+    "the first two": lambda m: streaming(m, lambda n: block(n) < 2, head=GPU),
+    "the last": lambda m: streaming(m, lambda n: block(n) == 2, embedding=GPU),
+    "every second": lambda m: streaming(m, lambda n: block(n) % 2 == 0, embedding=GPU, head=GPU),
+    "every FFN": lambda m: streaming(m, lambda n: part_of(n) == "ffn", embedding=GPU, head=GPU),
 }

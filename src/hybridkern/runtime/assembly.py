@@ -8,12 +8,15 @@ from typing import Any, Protocol
 from hybridkern.kernels import _cpu
 from hybridkern.kernels.cpu.weights import Progress
 from hybridkern.kernels.interface import Buffer, KVSpec, Op, Recorder, Weight
-from hybridkern.plan.division import Division, Segment, Send
+from hybridkern.kernels.streamed import Streamed, key_of
+from hybridkern.plan.assignment import CPU, Assignment
+from hybridkern.plan.division import Division, Segment, Send, divide
 
 from .kv_cache import Pages
 from .link import Link
 from .parts import Factory, Part, Request, Running, Sizes, factory_of
 from .slots import Slot
+from .stream import first_step, streamed_blocks, streaming
 
 
 class GraphSource(Protocol):
@@ -86,6 +89,27 @@ class _Shares:
         return tell
 
 
+def programs_of(
+    division: Division,
+    ops: Sequence[Op],
+    logits: Buffer,
+    assignment: Assignment | None,
+    parts: Mapping[str, Part],
+    sizes: Sizes,
+    pages: int,
+) -> list[tuple[int, Assembled]]:
+    """The step programs of a model, each with the tokens of a step from which on it is used: a second one where blocks
+    are streamed. pages: address of the page table."""
+    made = [(1, Assembled(division, parts, sizes, pages))]
+    if assignment is not None and assignment.streamed and first_step(assignment) <= sizes.max_rows:
+        for device, blocks in streamed_blocks(ops, assignment).items():
+            sources = {key_of(w): parts[CPU].source(w) for block in blocks for w in block}
+            parts[device].stream(Streamed(blocks, sources, assignment.stream_depth))
+        fewest = first_step(assignment)
+        made.append((fewest, Assembled(divide(ops, logits, streaming(assignment)), parts, sizes, pages, fewest)))
+    return made
+
+
 class AllPages:
     """The pages of all parts: a page has one number everywhere."""
 
@@ -109,12 +133,16 @@ class AllPages:
 
 
 class Assembled:
-    """A step program over parts. pages: address of the page table."""
+    """A step program over parts. pages: address of the page table; fewest: tokens of its steps, at least."""
 
-    def __init__(self, division: Division, parts: Mapping[str, Part], sizes: Sizes, pages: int) -> None:
+    def __init__(
+        self, division: Division, parts: Mapping[str, Part], sizes: Sizes, pages: int, fewest: int = 1
+    ) -> None:
         self.division = division
         self._parts, self._link = parts, Link(division, parts, sizes)
-        running: dict[str, Running] = {d: parts[d].prepare(division.of(d), self._link) for d in division.devices}
+        running: dict[str, Running] = {
+            d: parts[d].prepare(division.of(d), self._link, fewest) for d in division.devices
+        }
         native = {t: self._link.native(t, running) for t in division.transfers}
         self.program = _cpu.Program(pages, sizes.n_seq, self._link.abort)
         self.top = running[division.head].top
@@ -142,6 +170,7 @@ class Assembled:
         alone = self.whole and self._parts[self.division.head].gpu is not None
         return [self.slot(1, 1), self.slot(1, 1)] if alone else []
 
-    def describe(self) -> list[str]:
+    def describe(self, fewest: int = 1) -> list[str]:
         """Segments and what crosses, where it is divided."""
-        return [] if self.whole else self._link.describe(self.division)
+        head = [f"steps of {fewest} tokens and more:"] if fewest > 1 else []
+        return head + self._link.describe(self.division) if head or not self.whole else []

@@ -12,7 +12,8 @@ from hybridkern.kernels import _cpu
 from hybridkern.kernels.cpu import CpuSet
 from hybridkern.kernels.cpu.build import CacheLayout, padded
 from hybridkern.kernels.cpu.cpu_set import CpuTape
-from hybridkern.kernels.interface import Buffer, KVSpec
+from hybridkern.kernels.interface import Buffer, KVSpec, Weight
+from hybridkern.kernels.streamed import HostSource, Streamed
 from hybridkern.plan.division import Command, Segment
 
 from .kv_cache import PAGE
@@ -87,7 +88,17 @@ class CpuPart:
             source=r.source,
         )
 
-    def prepare(self, commands: Sequence[Command], link: Link) -> CpuRunning:
+    def source(self, w: Weight) -> HostSource:
+        """Where a matrix lies, packed or as the file's rows."""
+        assert self._set.weights is not None
+        return self._set.weights.source(w)
+
+    def stream(self, streamed: Streamed) -> None:
+        """Main memory needs no streaming: products read the matrices where they are."""
+        assert self._set.weights is not None
+        self._set.weights.read_elsewhere(streamed.sources)
+
+    def prepare(self, commands: Sequence[Command], link: Link, fewest: int = 1) -> CpuRunning:
         """Appends the segments of a program to the tape."""
         return CpuRunning(self.tape, self.tape.add([c.ops for c in commands if isinstance(c, Segment)]))
 

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from hybridkern.errors import ArgumentError, OutOfMemoryError
+from hybridkern.errors import ArgumentError, KernelError, OutOfMemoryError
 from hybridkern.kernels import _cpu
 from hybridkern.kernels.cuda import CudaSet
 from hybridkern.kernels.cuda.cache_layout import KV_TYPES
 from hybridkern.kernels.cuda.graphs import Crossing, Graphs, Piece
 from hybridkern.kernels.cuda.holdings import Holdings
-from hybridkern.kernels.interface import Buffer
+from hybridkern.kernels.cuda.stream import WeightStream
+from hybridkern.kernels.interface import Buffer, Weight
+from hybridkern.kernels.streamed import HostSource, Streamed
 from hybridkern.plan.division import Command, Receive, Segment
 
 from .kv_cache import PAGE
@@ -66,8 +68,17 @@ class CudaPart:
         self.classes: Sequence[int] = self._holdings.classes
         self.mapped = self._set.device.mapped
         self._graphs: list[Graphs] = []
+        self._stream: WeightStream | None = None
 
-    def prepare(self, commands: Sequence[Command], link: Link) -> CudaRunning:
+    def source(self, w: Weight) -> HostSource:
+        """No other device reads the memory of a GPU."""
+        raise KernelError(f"{w.name} lies on {self.device}: it cannot be streamed from there")
+
+    def stream(self, streamed: Streamed) -> None:
+        """Takes these matrices from main memory in every step of the programs that are prepared next."""
+        self._stream = self._set.device.run(self._holdings.stream, streamed)
+
+    def prepare(self, commands: Sequence[Command], link: Link, fewest: int = 1) -> CudaRunning:
         """Captures the graphs of a program."""
         pieces: list[Piece | Crossing] = []
         for c in commands:
@@ -77,7 +88,9 @@ class CudaPart:
                 parts = list(zip(c.transfer.parts, link.linked(c.transfer), strict=True))
                 flag = link.flag(c.transfer)
                 pieces.append(Crossing(isinstance(c, Receive), parts, flag, link.abort))
-        made = self._set.device.run(Graphs, self._holdings, pieces, lambda rows: rows <= link.linked_rows)
+        made = self._set.device.run(
+            Graphs, self._holdings, pieces, lambda rows: rows <= link.linked_rows, brings=self._stream, fewest=fewest
+        )
         self._graphs.append(made)
         return CudaRunning(self._holdings, made)
 
@@ -109,6 +122,7 @@ class CudaPart:
             f"GPU memory: {sum(used.values())} bytes in all",
             *([cache] if self._has_cache else []),
             f"graphs: {launches} launches for a token, steps of {s.max_rows} tokens at most",
+            *(self._stream.describe() if self._stream is not None else []),
         ]
 
     def close(self) -> None:

@@ -20,10 +20,11 @@ from hybridkern.plan.assignment import CPU, Assignment
 from hybridkern.plan.division import divide, whole
 
 from .arguments import MAX_BATCH, count
-from .assembly import AllPages, Assembled, GraphSource, make_parts
+from .assembly import AllPages, GraphSource, make_parts, programs_of
 from .kv_cache import KVCache, max_pages
 from .parts import Factory, Part, Sizes
 from .stepper import RING, Logits, Outputs, Stepper, token_array, wanted_rows
+from .stream import checked
 from .threads import MAX_THREADS, default_threads, usable_cores
 from .turn import Turn
 
@@ -93,18 +94,18 @@ class Engine:
         self._file = file
         sizes = Sizes(self.n_ubatch, self.max_outputs, n_pages, n_seq, pages, kv_type, self.n_vocab)
         ops = recorder.ops
-        division = whole(ops, one) if assignment is None else divide(ops, logits, assignment)
+        division = whole(ops, one) if assignment is None else divide(ops, logits, checked(assignment))
         self.parts: dict[str, Part] = make_parts(
             division, logits, graph_source.kv_specs, sizes, factories or {}, progress=progress,
             threads=(self.threads, self.threads_batch), cpu=cpu, repack=repack, source=file,
         )  # fmt: skip
         try:
-            all_ = list(self.parts.values())
-            self._cache = KVCache(AllPages(all_), n_ctx=self.n_ctx, n_seq=n_seq, n_pages=n_pages)
-            self._made = Assembled(division, self.parts, sizes, self._cache.table.ctypes.data)
-            self._program = self._made.program
+            self._cache = KVCache(AllPages(list(self.parts.values())), n_ctx=self.n_ctx, n_seq=n_seq, n_pages=n_pages)
+            model = division, ops, logits, assignment
+            self._programs = programs_of(*model, self.parts, sizes, self._cache.table.ctypes.data)
+            self._made = self._programs[0][1]
             self._stepper = Stepper(
-                [(1, self._program)],
+                [(fewest, made.program) for fewest, made in self._programs],
                 self._cache,
                 [self._made.slot() for _ in range(RING)],
                 self._made.ahead(),
@@ -246,7 +247,7 @@ class Engine:
     def cancel(self) -> None:
         """End the call that is running, from another thread: it raises `Cancelled`."""
         if not self._closed:
-            self._program.cancel()
+            self._stepper.cancel()
 
     # ownership
 
@@ -262,7 +263,7 @@ class Engine:
         if self._made.whole and self.part.gpu is None:
             asked = ["everything lies on the CPU: a GPU was not asked for (-ngl all, n_gpu_layers='all')"]
         else:
-            asked = self._made.describe()
+            asked = [line for n, made in self._programs for line in made.describe(n)]
         lines = [line for part in self.parts.values() for line in part.describe()]
         return "\n".join((*lines[:1], *asked, *lines[1:], f"context: {self.n_ctx} tokens per sequence"))
 
@@ -272,7 +273,7 @@ class Engine:
             return
         with self._turn:
             self._closed = True  # and nothing is armed: the turn saw to it
-            del self._stepper, self._program, self._made, self._cache
+            del self._stepper, self._programs, self._made, self._cache
             for part in self.parts.values():
                 part.close()
             self.parts = {}
@@ -296,4 +297,4 @@ class _Turn(Turn):
         super().begin()
         if self._engine._closed:
             raise HybridKernError("the engine is closed")
-        self._engine._program.resume()
+        self._engine._stepper.resume()

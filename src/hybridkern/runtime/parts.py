@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hybridkern.kernels import _cpu
 from hybridkern.kernels.cpu.weights import Progress
-from hybridkern.kernels.interface import Buffer, KVSpec, Op
+from hybridkern.kernels.interface import Buffer, KVSpec, Op, Weight
+from hybridkern.kernels.streamed import HostSource, Streamed
 from hybridkern.plan.division import Command
 
 from .kv_cache import Pages
@@ -86,8 +87,16 @@ class Part(Protocol):
     classes: Sequence[int]
     mapped: bool
 
-    def prepare(self, commands: Sequence[Command], link: Link) -> Running:
-        """Makes ready for what it does of a program."""
+    def prepare(self, commands: Sequence[Command], link: Link, fewest: int = 1) -> Running:
+        """Makes ready for what it does of a program, which runs steps of `fewest` tokens and more."""
+        ...
+
+    def source(self, w: Weight) -> HostSource:
+        """Where a matrix of the CPU lies for others that read it."""
+        ...
+
+    def stream(self, streamed: Streamed) -> None:
+        """Takes these matrices from main memory in every step of the programs that are prepared next."""
         ...
 
     def locked(self, nbytes: int) -> Any:

@@ -76,6 +76,16 @@ class Stepper:
         self._next = (self._next + 1) % len(self._ring)
         return slot
 
+    def cancel(self) -> None:
+        """End the step that is running."""
+        for _, program in self.programs:
+            program.cancel()
+
+    def resume(self) -> None:
+        """Steps may run again."""
+        for _, program in self.programs:
+            program.resume()
+
     def _program(self, n: int) -> _cpu.Program:
         """For steps of n tokens."""
         return [program for least, program in self.programs if least <= n][-1]

@@ -5,7 +5,8 @@
  * Environment: FAKE_CUDA_DEVICES (1), FAKE_CUDA_MIB memory (1024), FAKE_CUDA_VERSION (13000), FAKE_CUDA_LOAD status of
  * loading images (0), FAKE_CUDA_SLOW microseconds until a step is seen to have ended (0), FAKE_CUDA_BREAK number of the
  * graph launch that fails and breaks the context (never), FAKE_CUDA_MAPPED: kernels reach host memory, and every stream
- * has a thread that does what was queued (0), FAKE_CUDA_MUTE: kernels that send never say so (0).
+ * has a thread that does what was queued (0), FAKE_CUDA_MUTE: kernels that send never say so (0), FAKE_CUDA_REGISTER:
+ * status of registering memory (0).
  */
 #include <math.h>
 #include <pthread.h>
@@ -52,6 +53,7 @@ API cuDeviceGetAttribute(int *value, int attribute, int d) {
     return (void)d,
            *value = attribute == 75                         ? 9
                     : attribute == 16                       ? 4
+                    : attribute == 113                      ? 1
                     : (attribute == 19) | (attribute == 41) ? (int)setting("FAKE_CUDA_MAPPED", 0)
                                                             : 0,
            0;
@@ -104,8 +106,20 @@ API cuMemFreeHost(void *p) {
     NEED;
     return free(p), 0;
 }
-API cuMemHostRegister_v2(void *p, size_t n, unsigned flags) { return (void)p, (void)n, (void)flags, 0; }
-API cuMemHostUnregister(void *p) { return (void)p, 0; }
+static int registered; /* ranges */
+API fake_registered(void) { return registered; }
+API cuMemHostRegister_v2(void *p, size_t n, unsigned flags) {
+    NEED;
+    int status = (int)setting("FAKE_CUDA_REGISTER", 0);
+    if ((uint64_t)p % 4096 || n % 4096 || !flags)
+        return INVALID;
+    registered += status == 0;
+    return status;
+}
+API cuMemHostUnregister(void *p) {
+    NEED;
+    return (void)p, registered--, 0;
+}
 
 /* streams: with FAKE_CUDA_MAPPED a queue and a thread, else everything happens at once */
 typedef struct plane {
@@ -125,21 +139,27 @@ typedef struct event {
     double seen;
 } event;
 typedef struct job {
-    enum { COPY, ROWS, FILL, GRAPH, EVENT, END } kind;
+    enum { COPY, ROWS, FILL, GRAPH, EVENT, CALL, LAUNCH, END } kind;
     uint64_t to, from;
     size_t n;
     int byte;
     planes rows;
     void *what;
+    void (*function)(void *);
     struct job *next;
 } job;
+typedef struct graph { /* what was queued, to any stream: no test of the edges between them */
+    job nodes[8192];
+    int n;
+} graph;
+static _Thread_local graph *capture;
 typedef struct stream {
     pthread_t thread;
     job *first, *last;
     int running, asynchronous;
 } stream;
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
-static void run_graph(void *what);
+static void run_graph(void *what), run_kernel(void *what);
 static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -171,6 +191,12 @@ static void work(const job *j) {
         e->happened++;
         pthread_mutex_unlock(&lock);
         break;
+    case CALL:
+        j->function(j->what);
+        break;
+    case LAUNCH:
+        run_kernel(j->what);
+        break;
     case END:
         break;
     }
@@ -198,6 +224,8 @@ static void *serve(void *arg) {
 static int queue(void *to, job j) {
     stream *s = to;
     NEED;
+    if (capture)
+        return capture->nodes[capture->n++] = j, 0;
     if (!s || !s->asynchronous)
         return work(&j), 0;
     job *made = malloc(sizeof j);
@@ -240,11 +268,6 @@ typedef struct launch {
     const char *name;
     void *args;
 } launch;
-typedef struct graph {
-    launch launches[4096];
-    int n;
-} graph;
-static _Thread_local graph *capture;
 static _Thread_local uint32_t hashes[1 << 14]; /* of the step's rows */
 
 static int32_t *cell(const hk_step *s, const hk_cache *c, int row, int position) {
@@ -335,7 +358,7 @@ API cuLaunchKernelEx(const config *c, void *f, void **params, void **extra) {
     size_t n = *(size_t *)extra[3];
     launch l = {f, memcpy(malloc(n), extra[1], n)};
     if (capture)
-        return capture->launches[capture->n++] = l, 0;
+        return queue(NULL, (job){.kind = LAUNCH, .what = memcpy(malloc(sizeof l), &l, sizeof l)});
     return execute(&l), free(l.args), 0;
 }
 API cuStreamBeginCapture_v2(void *s, int mode) {
@@ -349,10 +372,11 @@ API cuGraphExecDestroy(void *e) {
     NEED;
     return free(e), 0;
 }
+static void run_kernel(void *what) { execute(what); }
 static void run_graph(void *what) {
     graph *g = what;
     for (int i = 0; i < g->n; i++)
-        execute(&g->launches[i]);
+        work(&g->nodes[i]);
 }
 API cuGraphLaunch(void *e, void *s) {
     NEED;
@@ -375,6 +399,16 @@ API cuStreamCreate(void **to, unsigned flags) {
     if (s->asynchronous)
         pthread_create(&s->thread, NULL, serve, s);
     return (void)flags, *to = s, 0;
+}
+API cuStreamCreateWithPriority(void **to, unsigned flags, int priority) {
+    return (void)priority, cuStreamCreate(to, flags);
+}
+API cuStreamWaitEvent(void *s, void *e, unsigned flags) {
+    NEED;
+    return (void)s, (void)e, (void)flags, capture ? 0 : INVALID;
+}
+API cuLaunchHostFunc(void *s, void (*function)(void *), void *argument) {
+    return queue(s, (job){.kind = CALL, .function = function, .what = argument});
 }
 API cuStreamDestroy_v2(void *p) {
     NEED;
@@ -401,6 +435,8 @@ API cuEventDestroy_v2(void *e) {
     return free(e), 0;
 }
 API cuEventRecord(void *e, void *s) {
+    if (capture)
+        return 0;
     ((event *)e)->recorded++;
     return queue(s, (job){.kind = EVENT, .what = e});
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import os
 import signal
@@ -12,7 +14,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import hybridkern as hk
+from hybridkern.gguf import GGUFFile
 from hybridkern.kernels.cuda.driver import Memory
+from hybridkern.model import LoadedModel
+from hybridkern.plan.assignment import Assignment
+from hybridkern.runtime.engine import Engine
 
 name, path = sys.argv[1:]
 PROMPT = [1, 2, 3, 4, 5]
@@ -71,6 +77,54 @@ def tokens() -> None:
         check(session, [*PROMPT, 77], 5, v)
         assert sum(model.engine.part.nbytes.values()) == Memory.live
     assert Memory.live == 0
+
+
+def streamed() -> None:
+    """Every block's weights come from main memory, packed or as they lie in the file; nothing is left behind."""
+    registered = ctypes.CDLL("libcuda.so.1").fake_registered
+    refused = "FAKE_CUDA_REGISTER" in os.environ
+    file = GGUFFile.open(path)
+    model = LoadedModel.from_gguf(file)
+    names = [w.name for w in model.weights.matrices() if w.name.startswith("blk.")]
+    gpu, blocks = "cuda0", range(len(model.kv_specs))
+    assignment = Assignment(
+        dict.fromkeys(names, "cpu"), (gpu,) * len(blocks), gpu, gpu, 512,
+        streamed=dict.fromkeys(blocks, gpu), stream_from=9, stream_depth=2,
+    )  # fmt: skip
+
+    def make(n_kv_pages: int = 16, repack: bool = True) -> Engine:
+        options: dict[str, Any] = {"n_ctx": 700, "n_seq": 4, "n_kv_pages": n_kv_pages, "repack": repack}
+        return Engine(model, file, assignment=assignment, **options)
+
+    def check_engine(e: Engine) -> None:
+        assert (registered() == 0) == refused
+        assert ("could not be registered" in e.describe()) == refused
+        assert sum(e.parts[gpu].nbytes.values()) == Memory.live  # type: ignore[attr-defined]
+        s, t = e.new_sequence(), e.new_sequence()
+        for prompt in (PROMPT * 2, PROMPT * 60, PROMPT * 103):
+            for sequence in (s, t):
+                assert e.greedy(sequence, prompt)[0] == following(prompt, 1, e.n_vocab)[0]
+                more = [*prompt, *range(10, 30)]
+                assert e.greedy(sequence, more[len(prompt) :])[0] == following(more, 1, e.n_vocab)[0]
+                e.truncate(sequence, 0)
+
+    for repack in (True, False):
+        with make(repack=repack) as e:
+            check_engine(e)
+            live, ranges = Memory.live, registered()
+            with contextlib.suppress(hk.OutOfMemoryError):
+                make(n_kv_pages=1 << 20)
+                raise AssertionError("there was enough")
+            gc.collect()
+            assert (Memory.live, registered()) == (live, ranges)
+            check_engine(e)
+        assert Memory.live == 0 and registered() == 0
+    make()  # and forgotten
+    gc.collect()
+    e = make()
+    check_engine(e)
+    e.close()
+    assert Memory.live == 0 and registered() == 0
 
 
 def turns() -> None:

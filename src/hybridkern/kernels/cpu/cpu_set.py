@@ -51,6 +51,7 @@ class CpuSet:
     def __init__(self, name: str | None = None) -> None:
         self.name = chosen_name(name)
         self.table = table_named(self.name)
+        self.weights: CpuWeights | None = None
         self.weight_bytes = 0  # packed
         self.raw_bytes = 0  # of weights that stay as they lie in the file
 
@@ -81,7 +82,7 @@ class CpuSet:
             repack=repack,
             source=source,
         )
-        self.weight_bytes, self.raw_bytes = weights.nbytes, weights.raw_bytes
+        self.weights, self.weight_bytes, self.raw_bytes = weights, weights.nbytes, weights.raw_bytes
         return CpuTape(TapeBuilder(self.table, weights, cache, logits, max_rows, max_outputs), logits)
 
     def describe(self) -> str:

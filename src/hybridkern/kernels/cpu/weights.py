@@ -6,12 +6,13 @@ packed is given back, so that a weight is in memory once, but for one slice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from hybridkern.errors import KernelError
 from hybridkern.kernels import _cpu
 from hybridkern.kernels.interface import Weight
+from hybridkern.kernels.streamed import HostSource, Key, key_of
 
 Progress = Callable[[int, int], None]
 FORMATS = _cpu.formats()
@@ -78,14 +79,15 @@ class CpuWeights:
         repack: bool = True,
         source: Source | None = None,
     ) -> None:
-        self._offsets: dict[tuple[int, str, int, int], int | None] = {}
+        self._offsets: dict[Key, int | None] = {}
+        self._elsewhere: dict[Key, HostSource] = {}
         self.raw_bytes = 0
-        kept = {self._key(w) for w in tables}
+        kept = {key_of(w) for w in tables}
         todo: list[tuple[Weight, int]] = []
         total = 0
         for w in weights:
             require_matrix(w)
-            key = self._key(w)
+            key = key_of(w)
             if key in self._offsets:
                 continue
             # A table that was read instead of mapped would be in memory twice.
@@ -108,15 +110,11 @@ class CpuWeights:
             first = self.memory.address + at + r0 // PANEL * panel_bytes(w)
             raw = w.data.ctypes.data + r0 * row_bytes
             _cpu.pack(FORMATS[w.type][0], raw, row_bytes, r1 - r0, w.cols, first, threads)
-            if source is not None and not (self._key(w) in kept and not source.mmap):
+            if source is not None and not (key_of(w) in kept and not source.mmap):
                 source.release(w.name, r0 * row_bytes, (r1 - r0) * row_bytes)
             done += packed_bytes(w) - (r0 // PANEL * panel_bytes(w)) if last else (r1 - r0) // PANEL * panel_bytes(w)
             if progress is not None:
                 progress(done, total)
-
-    @staticmethod
-    def _key(w: Weight) -> tuple[int, str, int, int]:
-        return w.data.ctypes.data, w.type, w.rows, w.cols
 
     @property
     def nbytes(self) -> int:
@@ -125,10 +123,23 @@ class CpuWeights:
 
     def place(self, w: Weight) -> tuple[int, int]:
         """(where the panels of a weight begin, 0), or (where its raw rows begin, bytes per row)."""
-        offset = self._offsets[self._key(w)]
+        key = key_of(w)
+        if key not in self._offsets:
+            lies = self._elsewhere[key]
+            return lies.address, 0 if lies.packed else row_bytes_of(w)
+        offset = self._offsets[key]
         if offset is None:
             return w.data.ctypes.data, row_bytes_of(w)
         return self.memory.address + offset, 0
+
+    def source(self, w: Weight) -> HostSource:
+        """A matrix as another device may read it."""
+        address, row_bytes = self.place(w)
+        return HostSource(address, not row_bytes, bool(row_bytes) and not w.data.flags.writeable, self)
+
+    def read_elsewhere(self, sources: Mapping[Key, HostSource]) -> None:
+        """Matrices that are multiplied where another set has them."""
+        self._elsewhere.update(sources)
 
 
 def row_bytes_of(w: Weight) -> int:

@@ -46,12 +46,20 @@ class LaunchBuilder:
         self._capability = device.capability
         self._wgmma = device.wgmma
         self.made: list[Launch] = []
+        self._reads: list[tuple[Weight, ...]] = []  # matrices of products, by launch
 
     def build(self, fused: Sequence[Fused]) -> list[Launch]:
         """In order."""
         for f in fused:
+            self._reads += [()] * (len(self.made) - len(self._reads))
             getattr(self, f"_add_{f.kind}", self._add_rows)(f)
+            self._reads += [tuple(p.args[1] for p in f.products)] * (len(self.made) - len(self._reads))
         return self.made
+
+    def uses(self) -> list[tuple[Launch, Sequence[Weight]]]:
+        """Every launch with the matrices that its product reads."""
+        rest: list[tuple[Weight, ...]] = [()] * (len(self.made) - len(self._reads))
+        return list(zip(self.made, [*self._reads, *rest], strict=True))
 
     def _count(self, b: Buffer) -> int:
         return self._n if b.rows == "tokens" else self._m

@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 from hybridkern.kernels import _cpu
 from hybridkern.kernels.interface import Batch, Buffer, Op
+from hybridkern.kernels.streamed import Streamed, key_of
 
 from .device import Device
 from .driver import Memory
 from .graphs import Graphs, Piece
-from .holdings import Holdings
+from .holdings import Holdings, weights_of
 from .launches import Launch
 from .slots import DeviceSlot
 
@@ -47,11 +48,12 @@ class CudaSet:
             raise
         return made
 
-    def lower(self, ops: Sequence[Op], *, logits: Buffer, **options: Any) -> CudaTape:
-        """A whole model, ready to run."""
-        holdings = self.hold(ops, logits=logits, n_vocab=logits.width, **options)
+    def lower(self, ops: Sequence[Op], *, logits: Buffer, streamed: Streamed | None = None, **options: Any) -> CudaTape:
+        """A whole model, ready to run. streamed: matrices that every step brings from main memory."""
+        held = [w for w in weights_of(ops) if streamed is None or key_of(w) not in streamed.sources]
+        holdings = self.hold(ops, logits=logits, n_vocab=logits.width, weights=held, **options)
         try:
-            return CudaTape(holdings, self.device.run(Graphs, holdings, [Piece(ops)]))
+            return CudaTape(holdings, self.device.run(_graphs, holdings, ops, streamed))
         except BaseException:
             holdings.close()
             raise
@@ -67,6 +69,10 @@ class CudaSet:
             f"CUDA kernel set on GPU {self.device.number}: {self.device.name}, sm_{major}{minor}, "
             f"{self.device.processors} multiprocessors"
         )
+
+
+def _graphs(holdings: Holdings, ops: Sequence[Op], streamed: Streamed | None) -> Graphs:
+    return Graphs(holdings, [Piece(ops)], brings=None if streamed is None else holdings.stream(streamed))
 
 
 class CudaTape:

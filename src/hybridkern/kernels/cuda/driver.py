@@ -207,10 +207,10 @@ class Kernels:
 
 
 class Stream:
-    """A queue of the device that does not wait for the default one."""
+    """A queue of the device that does not wait for the default one. urgent: its kernels are placed before others."""
 
-    def __init__(self) -> None:
-        self.handle = _made("stream_create")
+    def __init__(self, urgent: bool = False) -> None:
+        self.handle = _made("stream_create_urgent" if urgent else "stream_create")
 
     def launch(self, kernels: Kernels, launches: Sequence[Launch], early: bool = True) -> None:
         """Launch one after the other. early: each may be placed before the one in front of it has ended; kernels wait

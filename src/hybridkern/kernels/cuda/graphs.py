@@ -14,6 +14,7 @@ from .holdings import Holdings, StepClass
 from .launches import TOPK_MOST, TOPK_WIDTH, Launch, Struct
 from .placement import PAGE
 from .slots import TopTokens
+from .stream import Use, WeightStream
 
 
 @dataclass(frozen=True)
@@ -37,47 +38,53 @@ class Crossing:
 
 class Graphs:
     """Captured here, in the device's thread. linked(rows): whether a class of steps is one graph, with its crossings
-    done by kernels; else every piece is a graph of its own."""
+    done by kernels; else every piece is a graph of its own. brings: where weights that are not held come from; fewest:
+    tokens of a step that this program is for, at least."""
 
     def __init__(
         self,
         holdings: Holdings,
         pieces: Sequence[Piece | Crossing],
         linked: Callable[[int], bool] = lambda rows: False,
+        *,
+        brings: WeightStream | None = None,
+        fewest: int = 1,
     ) -> None:
-        self._holdings, self._pieces = holdings, list(pieces)
+        self._holdings, self._pieces, self._brings = holdings, list(pieces), brings
         self._launches: dict[int, list[Launch]] = {}
         self.top: TopTokens | None = None  # of the last step that asked for it
         n = sum(isinstance(p, Piece) for p in pieces)
         self._whole = len(self._pieces) == 1  # all of a model
         self.native = _cpu.Graphs(holdings.native, n)
         holdings.clears(self.native.clear)
-        for rows in holdings.classes:
+        self.classes = [rows for rows in holdings.classes if rows >= fewest or rows == holdings.classes[-1]]
+        for rows in self.classes:
             self._add_class(holdings.step_class(rows), linked(rows))
         holdings.device.stream.wait()
 
     def launches(self, n: int) -> list[Launch]:
         """Of the step class that serves n tokens."""
-        return self._launches[next(c for c in self._holdings.classes if c >= n)]
+        return self._launches[next(c for c in self.classes if c >= n)]
 
     def _add_class(self, c: StepClass, linked: bool) -> None:
         built = [self._built(c, self._pieces, self._choose)] if linked else self._one_by_one(c)
-        self._launches[c.rows] = [one for launches in built for one in launches]
+        self._launches[c.rows] = [one for uses in built for one, _ in uses]
         advances = c.rows == 1 and self._whole and c.chosen is not None
         self.native.add_class(
-            rows=c.rows, outputs=c.outputs, graphs=[self._holdings.captured(x) for x in built], inputs=c.inputs,
+            rows=c.rows, outputs=c.outputs, graphs=[self._captured(x) for x in built], inputs=c.inputs,
             input_bytes=c.input_bytes, at=c.at, best=c.best, chosen=c.chosen.address if c.chosen else 0,
             advances=advances, linked=linked,
         )  # fmt: skip
         if advances and self._holdings.n_vocab <= TOPK_WIDTH:
             top = TopTokens(self._holdings.locked(8 * TOPK_MOST + 64))
             graph = self._built(c, self._pieces, lambda b, _: b.add_topk(self._logits(), TOPK_MOST, *top.addresses))
-            self.native.set_top(
-                graph=self._holdings.captured(graph), inputs=c.inputs, input_bytes=c.input_bytes, at=c.at
-            )
+            self.native.set_top(graph=self._captured(graph), inputs=c.inputs, input_bytes=c.input_bytes, at=c.at)
             self.top = top
 
-    def _one_by_one(self, c: StepClass) -> list[list[Launch]]:
+    def _captured(self, uses: list[Use]) -> int:
+        return self._holdings.captured(uses, self._brings)
+
+    def _one_by_one(self, c: StepClass) -> list[list[Use]]:
         pieces = [p for p in self._pieces if isinstance(p, Piece)]
         return [self._built(c, [p], self._choose if p is pieces[-1] else None) for p in pieces]
 
@@ -86,7 +93,7 @@ class Graphs:
         c: StepClass,
         pieces: Sequence[Piece | Crossing],
         end: Callable[[LaunchBuilder, StepClass], None] | None,
-    ) -> list[Launch]:
+    ) -> list[Use]:
         """The launches of some pieces, and of what the logits at their end become."""
         h = self._holdings
         b = LaunchBuilder(h.place, h.cache, c.step, c.rows, c.outputs, h.device, h.max_pages * PAGE)
@@ -98,7 +105,7 @@ class Graphs:
                 b.build(Fusion(piece.ops, c.rows, keep).launches())
         if end is not None and h.logits is not None:
             end(b, c)
-        return b.made
+        return b.uses()
 
     def _logits(self) -> Buffer:
         assert self._holdings.logits is not None

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from hybridkern.errors import KernelError
 from hybridkern.kernels import _cpu
 from hybridkern.kernels.interface import Buffer, KVSpec, Op, Weight
+from hybridkern.kernels.streamed import Streamed
 
 from .device import Device
 from .driver import Event, HostMemory, Stream
-from .launches import FEW, Launch, Struct, decode_splits
-from .placement import PAGE, DeviceCache, Placement, Progress
+from .launches import FEW, Struct, decode_splits
+from .placement import PAGE, DeviceCache, Placement, Progress, require_matrix
 from .slots import CHOSEN_RING, FIELDS, DeviceMemory, DeviceSlot, input_offsets
+from .stream import Use, WeightStream
 
 _CLASSES = (1, FEW, 32, 128, 512, 2048)
 
@@ -56,6 +58,7 @@ class Holdings:
         self._locked: list[HostMemory] = []  # what graphs write to
         self._events: list[Event] = []
         self._before: list[Callable[[], None]] = []  # what is given back first
+        self.streams: list[WeightStream] = []
 
     def prepare(
         self,
@@ -127,13 +130,27 @@ class Holdings:
             self._steps[rows] = StepClass(rows, m, inputs, 4 * total, at, step, best, value, chosen)
         return self._steps[rows]
 
-    def captured(self, launches: list[Launch]) -> int:
-        """The handle of a graph."""
+    def captured(self, uses: Sequence[Use], brings: WeightStream | None = None) -> int:
+        """The handle of a graph. brings: what its weights come with that are not held."""
         d = self.device
         d.stream.wait()
-        graph = d.stream.capture(d.kernels, launches, d.early)
+        if brings is None:
+            graph = d.stream.capture(d.kernels, [launch for launch, _ in uses], d.early)
+        else:
+            graph = brings.capture(d.stream, uses, d.early)
         self._before.append(graph.destroy)
         return graph.handle
+
+    def stream(self, streamed: Streamed) -> WeightStream:
+        """Weights that come from main memory, for graphs of this; in the device's thread."""
+        for w in (w for block in streamed.blocks for w in block):
+            require_matrix(w)
+            if not w.data.flags.c_contiguous:
+                raise KernelError(f"{w.name}: its rows do not lie one behind the other, so it cannot be streamed")
+        made = WeightStream(self.device.kernels, self.place.memory, streamed)
+        self.streams.append(made)
+        self.place.place_weights(made.addresses())
+        return made
 
     def locked(self, nbytes: int) -> HostMemory:
         """Host memory that graphs read and write; it ends with this, or with the last view of it."""
@@ -214,13 +231,18 @@ class Holdings:
         if self._place is None:
             return
         place, self._place = self._place, None
-        things = [*self._before, *(s.destroy for s in self._slots), *(e.destroy for e in self._events)]
+        things = [
+            *self._before,
+            *(s.close for s in self.streams),
+            *(s.destroy for s in self._slots),
+            *(e.destroy for e in self._events),
+        ]
         if self._stream is not None:
             things = [self._stream.wait, *things, self._stream.destroy]
         for give_back in [*things, place.free]:
             with suppress(KernelError):  # of a context that a failed step has broken: it accepts nothing any more
                 give_back()
-        for kept in (self._before, self._slots, self._events, self._locked, self._steps):
+        for kept in (self._before, self.streams, self._slots, self._events, self._locked, self._steps):
             kept.clear()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from hybridkern.errors import KernelError
 from hybridkern.kernels.interface import Angles, Buffer, KVSpec, Vector, Weight
+from hybridkern.kernels.streamed import Key, key_of
 
 from . import cache_layout, launches, tiles
 from .driver import Kernels, Memory, Stream
@@ -45,7 +46,7 @@ class Placement:
         self.nbytes: dict[str, int] = {}
         self.uploaded: Uploaded | None = None
         self._memory: list[Memory] = []
-        self._weights: dict[tuple[int, str, int, int], int] = {}
+        self._weights: dict[Key, int] = {}
         self._vectors: dict[int, tuple[Any, int]] = {}
         self._buffers: dict[Buffer, tuple[int, int]] = {}
         self._forms: dict[tuple[Buffer, int, int, Form], tuple[int, int]] = {}
@@ -68,7 +69,7 @@ class Placement:
 
     def upload_weights(self, weights: Iterable[Weight], progress: Progress | None = None) -> None:
         """Rows as the file has them go to the device piece by piece and are converted there; see `uploaded`."""
-        distinct = {_key(w): w for w in weights}
+        distinct = {key_of(w): w for w in weights}
         for w in distinct.values():
             require_matrix(w)
         kept: list[np.ndarray[Any, Any]] = []  # copies that the device reads
@@ -77,7 +78,7 @@ class Placement:
 
     def _pieces(self, w: Weight, kept: list[np.ndarray[Any, Any]]) -> Iterator[Piece]:
         base = self.memory(device_bytes(w.type, w.rows, w.cols), "weights")
-        self._weights[_key(w)] = base
+        self._weights[key_of(w)] = base
         data = np.ascontiguousarray(w.data)
         kept.append(data)
         row = data.shape[1]
@@ -91,9 +92,13 @@ class Placement:
             at = base + row_offset(w.type, first, w.cols)
             yield Piece(source, nbytes, convert=partial(_conversion, w, at, rows))
 
+    def place_weights(self, addresses: Mapping[Key, int]) -> None:
+        """Of weights that come to the device by themselves (stream.py), by `key_of`."""
+        self._weights.update(addresses)
+
     def address(self, w: Weight) -> int:
-        """Of an uploaded weight."""
-        return self._weights[_key(w)]
+        """Of an uploaded weight, or of one that comes by itself."""
+        return self._weights[key_of(w)]
 
     def vector(self, v: Vector | None, width: int) -> int:
         """Address of a float32 vector, 0 for none."""
@@ -162,10 +167,6 @@ class Placement:
                 long = self.array(np.ascontiguousarray(a.inv_freq_long, np.float64), "vectors")
             self._angles[a] = freq, long, self.memory(self.max_rows * len(a.inv_freq) * 8, "buffers")
         return self._angles[a]
-
-
-def _key(w: Weight) -> tuple[int, str, int, int]:
-    return w.data.ctypes.data, w.type, w.rows, w.cols
 
 
 def _conversion(w: Weight, to: int, rows: int, raw: int) -> launches.Launch:
