@@ -66,7 +66,7 @@ def test_a_device_that_hangs_is_an_error(fake: dict[str, str], model: Path) -> N
     run(HERE / "programs.py", "divided_mute", model, env=fake | {"FAKE_CUDA_MAPPED": "1", "FAKE_CUDA_MUTE": "1"})
 
 
-@pytest.mark.parametrize("status", [None, 801], ids=["registered", "refused"])
+@pytest.mark.parametrize("status", [None, 801, 2], ids=["registered", "refused", "too much to lock"])
 def test_weights_from_main_memory(fake: dict[str, str], model: Path, status: int | None) -> None:
     env = {} if status is None else {"FAKE_CUDA_REGISTER": str(status)}
     assert "done" in run(HERE / "programs.py", "streamed", model, env=fake | env)

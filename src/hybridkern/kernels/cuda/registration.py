@@ -34,7 +34,8 @@ def page_ranges(parts: Iterable[tuple[int, int, bool]]) -> list[Range]:
 
 class Registered:
     """Made in a thread in which a context is current; every GPU of the process may then read the memory. Raises
-    KernelError, with nothing registered, where the system does not allow it. keep: owners of the memory."""
+    KernelError or OutOfMemoryError, with nothing registered, where the system does not allow it. keep: owners of the
+    memory."""
 
     def __init__(self, parts: Iterable[tuple[int, int, bool]], keep: Any = None) -> None:
         self._ranges: list[Range] = []

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from hybridkern.errors import KernelError
+from hybridkern.errors import KernelError, OutOfMemoryError
 from hybridkern.kernels.interface import Weight
 from hybridkern.kernels.streamed import HostSource, Key, Streamed, key_of
 
@@ -45,7 +45,6 @@ class WeightStream:
         self._registered: Registered | None = None
         self._locked: Locked | None = None
         self._branches: list[Stream] = []
-        self._event: Event | None = None
         nbytes = self.layout.nbytes
         self._ring, self._areas = memory(nbytes[RING], RING), memory(nbytes[STAGING], STAGING)
         try:
@@ -55,7 +54,6 @@ class WeightStream:
             raise
 
     def _open(self) -> None:
-        self._event = Event(timed=False)
         self._branches = [Stream(urgent=True) for _ in range(3)]
         parts, keep = [], []
         for block in self.layout.blocks:
@@ -65,7 +63,7 @@ class WeightStream:
                 keep += [source.keep, w.data]
         try:
             self._registered = Registered(parts, keep)
-        except KernelError as error:
+        except (KernelError, OutOfMemoryError) as error:  # the latter for more than the system lets be locked
             self._locked = Locked(AREAS, self.layout.area_bytes, keep)
             self.note = (
                 f"weights in main memory could not be registered for the GPU ({error}): {self._locked.n_threads} "
@@ -116,9 +114,6 @@ class WeightStream:
         for branch in self._branches:
             branch.destroy()
         self._branches = []
-        if self._event is not None:
-            self._event.destroy()
-            self._event = None
         for thing in (self._registered, self._locked):
             if thing is not None:
                 thing.close()
