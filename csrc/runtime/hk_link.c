@@ -128,7 +128,7 @@ int hk_link_to_device(const hk_crossing *x, hk_transfer *t) {
     return rc;
 }
 
-int hk_link_from_host(const hk_crossing *x, hk_transfer *t) {
+int hk_link_from_host(const hk_crossing *x, hk_transfer *t, int awaited) {
     int rc = HK_OK, shared = bytes_of(x, t) >= SHARED_BYTES;
     if (x->thread == 0 && !x->linked)
         rc = until_free(x, t->area);
@@ -138,6 +138,8 @@ int hk_link_from_host(const hk_crossing *x, hk_transfer *t) {
         copy_rows(x, t, 1, shared);
     if (x->linked && !shared && x->thread == 0)
         atomic_store_explicit(t->flag, x->epoch, memory_order_release);
+    if (x->linked && !shared && awaited)
+        return HK_OK;
     rc = together(x, rc); /* what was sent may now be overwritten */
     if (x->linked && shared && x->thread == 0 && rc == HK_OK)
         atomic_store_explicit(t->flag, x->epoch, memory_order_release);

@@ -53,8 +53,9 @@ typedef struct hk_crossing {
 int hk_link_from_device(const hk_crossing *x, hk_transfer *t);
 int hk_link_to_device(const hk_crossing *x, hk_transfer *t);
 /* The ends on the CPU, with a barrier behind what they copy: called by all threads of the region, and the same for all
- * but thread 0, which returns what went wrong with a device. */
-int hk_link_from_host(const hk_crossing *x, hk_transfer *t);
+ * but thread 0, which returns what went wrong with a device. awaited: what follows begins with a barrier, before
+ * anybody writes. */
+int hk_link_from_host(const hk_crossing *x, hk_transfer *t, int awaited);
 int hk_link_to_host(const hk_crossing *x, hk_transfer *t);
 
 #endif

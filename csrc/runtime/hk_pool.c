@@ -34,7 +34,8 @@ static struct {
     void *arg;
     hk_team team;
     atomic_int may_spin;
-    atomic_int stop; /* the cancel word as the last barrier saw it */
+    _Atomic int64_t spin_ns; /* at barriers */
+    atomic_int stop;         /* the cancel word as the last barrier saw it */
     _Alignas(128) atomic_int arrived;
     _Alignas(128) atomic_uint generation;
     _Alignas(128) atomic_int sleepers;
@@ -100,7 +101,7 @@ int hk_team_sync(hk_team *team) {
             futex_wake(&pool.generation, INT_MAX);
         return stop;
     }
-    if (!spin(&pool.generation, seen, SPIN_BARRIER_NS)) {
+    if (!spin(&pool.generation, seen, atomic_load_explicit(&pool.spin_ns, memory_order_relaxed))) {
         atomic_fetch_add(&pool.sleepers, 1);
         while (atomic_load(&pool.generation) == seen)
             futex_wait(&pool.generation, seen);
@@ -181,6 +182,7 @@ int hk_pool_run(int n, const atomic_int *cancel, hk_region_fn fn, void *arg) {
         return HK_ERR_THREADS;
     pthread_mutex_lock(&pool.lock);
     atomic_store_explicit(&pool.may_spin, n <= hk_pool_cores(), memory_order_relaxed);
+    hk_pool_spin(SPIN_BARRIER_NS);
     int rc = ensure_threads(n);
     if (rc == HK_OK) {
         pool.fn = fn;
@@ -198,6 +200,8 @@ int hk_pool_run(int n, const atomic_int *cancel, hk_region_fn fn, void *arg) {
     pthread_mutex_unlock(&pool.lock);
     return rc;
 }
+
+void hk_pool_spin(int64_t ns) { atomic_store_explicit(&pool.spin_ns, ns, memory_order_relaxed); }
 
 uint8_t *hk_pool_scratch(int thread) { return pool.scratch[thread]; }
 

@@ -39,6 +39,11 @@ int hk_pool_run(int n, const atomic_int *cancel, hk_region_fn fn, void *arg);
  * take the same decision. */
 int hk_team_sync(hk_team *team);
 
+/* For the rest of the region: how long threads spin at a barrier before they sleep. Whoever has slept comes late to the
+ * next barrier too, where the others then sleep: where thread 0 waits for a device often and briefly, a hand-over would
+ * cost several times its own time. */
+void hk_pool_spin(int64_t ns);
+
 /* The private scratch memory of a thread of the region that is running: HK_SCRATCH_BYTES, 64-byte aligned. */
 uint8_t *hk_pool_scratch(int thread);
 

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#define DEVICE_SPIN_NS 300000 /* a GPU's part of a block takes some 50 us */
+
 typedef struct step {
     hk_program *program;
     hk_slot *slot;
@@ -47,25 +49,34 @@ static int run_device(const hk_crossing *x, const hk_command *c) {
     return HK_ERR_ARGUMENT;
 }
 
+static int is_for_device(const hk_command *c) {
+    return c->kind == HK_LAUNCH || (c->kind == HK_SEND && c->transfer->from != NULL) ||
+           (c->kind == HK_RECEIVE && c->transfer->to != NULL);
+}
+
+/* Whether the next thing that all threads do behind command i is to wait for what a GPU sends. */
+static int is_awaited(const hk_program *p, int i) {
+    while (++i < p->n_commands)
+        if (!is_for_device(&p->commands[i]))
+            return p->commands[i].kind == HK_RECEIVE;
+    return 1; /* the barrier at the end */
+}
+
 /* What all threads do; they learn of a failure at the same barrier. */
-static int run_host(const hk_crossing *x, const hk_command *c, hk_run *run) {
+static int run_host(const hk_crossing *x, const hk_program *p, int i, hk_run *run) {
+    const hk_command *c = &p->commands[i];
     switch ((hk_command_kind)c->kind) {
     case HK_REPLAY:
         run->tape = c->tape;
         return hk_tape_run(run, x->thread, c->first, c->last);
     case HK_SEND:
-        return hk_link_from_host(x, c->transfer);
+        return hk_link_from_host(x, c->transfer, is_awaited(p, i));
     case HK_RECEIVE:
         return hk_link_to_host(x, c->transfer);
     case HK_LAUNCH:
         break;
     }
     return HK_ERR_ARGUMENT;
-}
-
-static int is_for_device(const hk_command *c) {
-    return c->kind == HK_LAUNCH || (c->kind == HK_SEND && c->transfer->from != NULL) ||
-           (c->kind == HK_RECEIVE && c->transfer->to != NULL);
 }
 
 /* Every thread runs all commands, up to the first failure. Where thread 0 alone meets one, it sets the cancel word and
@@ -88,12 +99,15 @@ static void run_region(void *arg, int thread, hk_team *team) {
                   .n_threads = team->n,
                   .counters = p->counters};
     int rc = HK_OK, alone = HK_OK, divided = p->n_commands > 1;
-    if (divided && thread == 0)
+    if (divided && thread == 0) {
+        if (p->n_graphs)
+            hk_pool_spin(DEVICE_SPIN_NS);
         alone = begin_devices(s);
+    }
     for (int i = 0; i < p->n_commands && rc == HK_OK && alone == HK_OK; i++) {
         const hk_command *c = &p->commands[i];
         if (!is_for_device(c))
-            rc = run_host(&x, c, &run);
+            rc = run_host(&x, p, i, &run);
         else if (thread == 0)
             alone = run_device(&x, c);
     }

@@ -13,14 +13,16 @@ import numpy as np
 import pytest
 from assignments import CPU, GPU, RULES, part_of, ruled, split
 from running import batch_of, reference
-from tiny import ARCHITECTURES
+from tiny import ARCHITECTURES, write_tiny
 
+import hybridkern as hk
 from hybridkern.errors import HybridKernError
 from hybridkern.kernels.interface import Batch
 from hybridkern.model import LoadedModel
 from hybridkern.plan.assignment import Assignment
 from hybridkern.runtime.cpu_part import CpuPart
 from hybridkern.runtime.engine import Engine
+from hybridkern.runtime.stepper import Stepper
 
 IDS = np.random.default_rng(1).integers(3, 300, 700)
 COUNTS = (1, 2, 31, 32, 33, 255, 257, 512)
@@ -202,6 +204,26 @@ def test_a_device_that_does_not_exist_is_an_error(tiny: Any, divided: Make) -> N
     model = tiny("llama")
     with pytest.raises(HybridKernError, match="gpu7"):
         divided(model, split(model, 1, device="gpu7"))
+
+
+def test_generation_takes_one_call_a_token(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The careful way only where a page begins; the tokens are those of the undivided model."""
+    path = write_tiny(tmp_path / "t.gguf", "llama", type="Q8_0", n_layer=3, context=1024).path
+    options: dict[str, Any] = {"max_tokens": 300, "temperature": 0, "ignore_eos": True}
+    with hk.load(path) as model:
+        want = [(p.token_id, p.logprob) for p in model.generate([5, 6, 7], **options)]
+    careful: list[int] = []
+    decode = Stepper.decode
+    monkeypatch.setattr(Stepper, "decode", lambda self, *a: (careful.append(1), decode(self, *a))[1])
+
+    def engine(model: LoadedModel, *args: Any, **named: Any) -> Engine:
+        return Engine(model, *args, **named, assignment=split(model, 2), factories=PRETENDED)
+
+    monkeypatch.setattr("hybridkern.runtime.model_api.Engine", engine)
+    with hk.load(path) as model:
+        assert "segment on cuda0" in model.describe()
+        assert [(p.token_id, p.logprob) for p in model.generate([5, 6, 7], **options)] == want
+    assert 1 <= len(careful) <= 6
 
 
 def test_description_names_segments_and_crossings(tiny: Any, divided: Make) -> None:

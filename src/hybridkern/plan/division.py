@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from hybridkern.errors import KernelError
 from hybridkern.kernels.cpu.outputs import ROW_WISE, select_early
@@ -76,7 +77,7 @@ class Division:
 
     def of(self, device: str) -> list[Command]:
         """What a device does, in order."""
-        return [c for c in self.commands if device in _devices_of(c)]
+        return [c for c in self.commands if _device_of(c) == device]
 
     def ops(self, device: str) -> list[Op]:
         """All operations of a device."""
@@ -92,10 +93,10 @@ class Division:
         return max((t.nbytes(rows, outputs) for t in self.transfers), default=0)
 
 
-def _devices_of(c: Command) -> tuple[str, ...]:
+def _device_of(c: Command) -> str:
     if isinstance(c, Segment):
-        return (c.device,)
-    return (c.transfer.source,) if isinstance(c, Send) else (c.transfer.to,)
+        return c.device
+    return c.transfer.source if isinstance(c, Send) else c.transfer.to
 
 
 def whole(ops: Sequence[Op], device: str, cpus: Container[str] = ("cpu",)) -> Division:
@@ -145,11 +146,13 @@ class _Places:
                 raise KernelError(f"the assignment does not say where {name} lies")
             return a.tensors[name]
         if op.kind in ("head_norm", "rope", "store_kv", "attend"):
-            return a.kv[next(kv.block for o in self._ops[i:] for kv in (o.out, *o.args) if isinstance(kv, KVSpec))]
+            return a.kv[
+                next(kv.block for o in islice(self._ops, i, None) for kv in (o.out, *o.args) if isinstance(kv, KVSpec))
+            ]
         return None
 
     def _angles(self, op: Op, fixed: Sequence[str | None]) -> tuple[str, ...]:
-        users = (fixed[i] for i, o in enumerate(self._ops) if o.kind == "rope" and o.args[1] is op.out)
+        users = (d for d, o in zip(fixed, self._ops, strict=True) if o.kind == "rope" and o.args[1] is op.out)
         return tuple(dict.fromkeys(d for d in users if d)) or (self._assignment.embedding,)
 
     def _wanted_by(self, fixed: Sequence[str | None]) -> list[tuple[str, ...]]:
@@ -262,28 +265,34 @@ def _touches(op: Op, parts: Sequence[Buffer]) -> bool:
 
 def _with_keep(commands: Sequence[Command]) -> Iterator[Command]:
     """Says of every segment what is read behind it."""
-    for k, c in enumerate(commands):
+    events: dict[str, list[tuple[list[Buffer], list[Buffer]]]] = {}
+    ends = []
+    for c in commands:
+        device = _device_of(c)
+        events.setdefault(device, []).extend(_events(c))
+        ends.append(len(events[device]))
+    for c, end in zip(commands, ends, strict=True):
         if not isinstance(c, Segment):
             yield c
             continue
-        later = [e for other in commands[k + 1 :] if c.device in _devices_of(other) for e in _events(other)]
         made = {(b.root, b.offset, b.width): b for op in c.ops for b in writes(op)}
-        yield Segment(c.device, c.ops, tuple(b for b in made.values() if _is_read(b, later)))
+        behind = events[c.device]
+        yield Segment(c.device, c.ops, tuple(b for b in made.values() if _is_read(b, behind, end)))
 
 
 def _events(c: Command) -> Iterator[tuple[list[Buffer], list[Buffer]]]:
     """(read, written), one after the other."""
     if isinstance(c, Segment):
-        for op in c.ops:
-            yield reads(op), writes(op)
+        yield from ((reads(op), writes(op)) for op in c.ops)
     elif isinstance(c, Send):
         yield list(c.transfer.parts), []
     else:
         yield [], list(c.transfer.parts)
 
 
-def _is_read(b: Buffer, later: Sequence[tuple[list[Buffer], list[Buffer]]]) -> bool:
-    for read, written in later:
+def _is_read(b: Buffer, events: Sequence[tuple[list[Buffer], list[Buffer]]], start: int) -> bool:
+    for k in range(start, len(events)):
+        read, written = events[k]
         if any(overlap(b, r) for r in read):
             return True
         if overwrites(written, b):
