@@ -124,6 +124,14 @@ int hk_graphs_launch(hk_graphs *g, hk_slot *s, int32_t segment) {
     return as_code(status);
 }
 
+int hk_graphs_mark(hk_graphs *g, hk_slot *s) {
+    if (hk_cuda_enter(g->gpu->context))
+        return HK_ERR_DEVICE;
+    int status = hk_cuda_event_record(s->devices[g->gpu->index]->done, g->gpu->stream);
+    hk_cuda_leave();
+    return as_code(status);
+}
+
 int hk_graphs_end(hk_graphs *g, hk_slot *s) {
     if (hk_cuda_enter(g->gpu->context))
         return HK_ERR_DEVICE;

@@ -62,6 +62,7 @@ enum { HK_WANT_NOTHING, HK_WANT_BEST, HK_WANT_LOGITS, HK_WANT_TOP };
  * token that this one has chosen. */
 int hk_graphs_begin(hk_graphs *g, hk_slot *s, const int32_t *table, int32_t epoch, int feed, int want);
 int hk_graphs_launch(hk_graphs *g, hk_slot *s, int32_t segment);
+int hk_graphs_mark(hk_graphs *g, hk_slot *s); /* the slot's event: whoever waits in the middle of a step looks at it */
 int hk_graphs_end(hk_graphs *g, hk_slot *s);
 /* All of it, for a program that is one segment. */
 int hk_graphs_queue(hk_graphs *g, hk_slot *s, const int32_t *table, int feed, int want);

@@ -20,16 +20,18 @@ static int begin_devices(const step *s) {
         hk_graphs *g = p->graphs[i];
         int rc = hk_graphs_begin(g, s->slot, s->table, p->epoch, 0, s->greedy ? HK_WANT_BEST : HK_WANT_LOGITS);
         if (rc == HK_OK && s->linked && (rc = hk_graphs_launch(g, s->slot, 0)) == HK_OK)
-            rc = hk_graphs_end(g, s->slot);
+            rc = hk_graphs_mark(g, s->slot);
         if (rc != HK_OK)
             return rc;
     }
     return HK_OK;
 }
 
+/* Behind everything else: the driver waits for a copy to memory that is not page-locked, as many logits need it, before
+ * it returns, and the GPU would wait for this thread. */
 static int end_devices(const step *s) {
     int rc = HK_OK;
-    for (int i = 0; i < s->program->n_graphs && rc == HK_OK && !s->linked; i++)
+    for (int i = 0; i < s->program->n_graphs && rc == HK_OK; i++)
         rc = hk_graphs_end(s->program->graphs[i], s->slot);
     return rc;
 }
@@ -100,7 +102,7 @@ static void run_region(void *arg, int thread, hk_team *team) {
                   .counters = p->counters};
     int rc = HK_OK, alone = HK_OK, divided = p->n_commands > 1;
     if (divided && thread == 0) {
-        if (p->n_graphs)
+        if (p->alternates)
             hk_pool_spin(DEVICE_SPIN_NS);
         alone = begin_devices(s);
     }

@@ -26,11 +26,12 @@ typedef struct hk_program {
     hk_tape *tapes[HK_MAX_GPUS + 1]; /* every one once */
     hk_graphs *graphs[HK_MAX_GPUS];
     int32_t n_tapes, n_graphs;
-    atomic_int cancel; /* set from anywhere; stays set until the owner clears it */
-    int (*poll)(void); /* looks for signals in the calling thread, or NULL */
-    int32_t epoch;     /* of the step that ran last */
-    atomic_int *abort; /* page-locked: kernels that wait in the step of this number give up; or NULL */
-    hk_slot *torn;     /* the slot of a step that was left early: GPUs may still be at it */
+    int32_t alternates; /* tapes go on behind what GPUs send */
+    atomic_int cancel;  /* set from anywhere; stays set until the owner clears it */
+    int (*poll)(void);  /* looks for signals in the calling thread, or NULL */
+    int32_t epoch;      /* of the step that ran last */
+    atomic_int *abort;  /* page-locked: kernels that wait in the step of this number give up; or NULL */
+    hk_slot *torn;      /* the slot of a step that was left early: GPUs may still be at it */
     hk_counter counters[2 * HK_MAX_THREADS];
 } hk_program;
 

@@ -272,7 +272,7 @@ cdef extern from "runtime/hk_step.h" nogil:
         int32_t n_commands
         hk_tape *tapes[17]
         hk_graphs *graphs[16]
-        int32_t n_tapes, n_graphs
+        int32_t n_tapes, n_graphs, alternates
         void *abort
         int (*poll)() noexcept nogil
     hk_graphs *hk_step_graphs(const hk_program *p)

@@ -155,6 +155,8 @@ cdef class Program:
     def receive(self, Transfer transfer) -> Program:
         """What arrives on a device."""
         self.append(HK_RECEIVE, transfer).transfer = &transfer.transfer
+        if transfer.transfer.to == NULL and transfer.transfer.source != NULL:
+            self.program.alternates = True
         self.appended()
         return self
 

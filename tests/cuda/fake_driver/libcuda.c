@@ -98,12 +98,35 @@ API cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     *total = (size_t)setting("FAKE_CUDA_MIB", 1024) << 20;
     return *free_bytes = *total - used, 0;
 }
+static struct {
+    char *at;
+    size_t n;
+} locked[4096]; /* page-locked host memory */
 API cuMemHostAlloc(void **p, size_t n, unsigned flags) {
     NEED;
-    return (void)flags, *p = aligned_alloc(4096, (n + 4095) / 4096 * 4096), 0;
+    (void)flags, *p = aligned_alloc(4096, (n + 4095) / 4096 * 4096);
+    pthread_mutex_lock(&lock);
+    int i = 0;
+    while (i < 4096 && locked[i].at)
+        i++;
+    if (i < 4096)
+        locked[i].at = *p, locked[i].n = n;
+    return pthread_mutex_unlock(&lock), i < 4096 ? 0 : OUT_OF_MEMORY;
+}
+static int is_locked(const char *p) {
+    int found = 0;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < 4096; i++)
+        found |= locked[i].at && p >= locked[i].at && p < locked[i].at + locked[i].n;
+    return pthread_mutex_unlock(&lock), found;
 }
 API cuMemFreeHost(void *p) {
     NEED;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < 4096; i++)
+        if (locked[i].at == p)
+            locked[i].at = NULL;
+    pthread_mutex_unlock(&lock);
     return free(p), 0;
 }
 static int registered; /* ranges */
@@ -221,6 +244,7 @@ static void *serve(void *arg) {
     }
     return NULL;
 }
+API cuStreamSynchronize(void *p);
 static int queue(void *to, job j) {
     stream *s = to;
     NEED;
@@ -244,7 +268,9 @@ API cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t n, void *s) {
     return queue(s, (job){.kind = COPY, .to = to, .from = (uint64_t)from, .n = n});
 }
 API cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t n, void *s) {
-    return queue(s, (job){.kind = COPY, .to = (uint64_t)to, .from = from, .n = n});
+    int status = queue(s, (job){.kind = COPY, .to = (uint64_t)to, .from = from, .n = n});
+    /* To memory that is not page-locked: the driver waits for it. */
+    return status || is_locked(to) ? status : cuStreamSynchronize(s);
 }
 API cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, void *s) {
     return queue(s, (job){.kind = COPY, .to = to, .from = from, .n = n});
@@ -422,7 +448,7 @@ API cuStreamSynchronize(void *p) {
     NEED;
     stream *s = p;
     pthread_mutex_lock(&lock);
-    while (s->first || s->running)
+    while (s && (s->first || s->running))
         pthread_cond_wait(&moved, &lock);
     return pthread_mutex_unlock(&lock), 0;
 }

@@ -267,6 +267,9 @@ def divided() -> None:
         rows = e.evaluate(f, PROMPT * 60, "all").argmax(1).tolist()
         text = ids[:100] + PROMPT * 60
         assert rows == [following(text[: 101 + i], 1, v)[0] for i in range(300)]
+        many = e.evaluate(f, PROMPT * 8, "all").argmax(1).tolist()  # more rows than come back to page-locked memory
+        text += PROMPT * 8
+        assert many == [following(text[: 401 + i], 1, v)[0] for i in range(40)]
         nbytes = sum(sum(p.nbytes.values()) for p in e.parts.values() if p.gpu)
         assert nbytes == Memory.live
         e.free(s)
