@@ -111,10 +111,12 @@ typedef struct hk_float_ops {
      * (max, sum, acc) of an online softmax. Row i sees only tokens t in [lo[i], hi[i]) of the page. q is pre-scaled;
      * cap > 0 applies cap * tanh(s / cap). acc [n_q][head_dim_v], m and l [n_q]; at first m = -inf, l = 0, acc = 0.
      * Rows are independent of each other to the bit, a row with lo >= hi is left as it is, and memory of tokens that no
-     * row sees may hold anything. Head dimensions up to 896. scratch: HK_ATTN_SCRATCH bytes, 64-byte aligned. */
+     * row sees may hold anything. Head dimensions up to 896. next: the K plane of the page that comes next, its V
+     * plane as far behind as here, or NULL: fetched while few rows are computed. scratch: HK_ATTN_SCRATCH bytes,
+     * 64-byte aligned. */
     void (*attend_page)(int kv_type, const void *k_plane, const void *v_plane, int64_t head_dim_k, int64_t head_dim_v,
                         const float *q, int64_t q_stride, int64_t n_q, const int32_t *lo, const int32_t *hi, float cap,
-                        float *m, float *l, float *acc, int64_t acc_stride, void *scratch);
+                        float *m, float *l, float *acc, int64_t acc_stride, const void *next, void *scratch);
 } hk_float_ops;
 
 #define HK_ATTN_SCRATCH (512 * 1024)

@@ -74,8 +74,14 @@ static void start_task(job *j, int64_t item, int64_t per_tile) {
         gather(j);
 }
 
-/* One page for the rows that see some of it: [*b, *e) of the task, results in m, l, acc. */
-static void one_page(job *j, int32_t page, int32_t *b, int32_t *e) {
+/* The K plane of a page of the task. */
+static const uint8_t *plane_of(const job *j, int32_t page) {
+    const hk_tape *t = j->r->tape;
+    return t->kv_base + j->pages[page] * t->kv_page_bytes + j->kv->offset + j->head * (j->kv->k_bytes + j->kv->v_bytes);
+}
+
+/* One page for the rows that see some of it: [*b, *e) of the task, results in m, l, acc. `last`: of the task. */
+static void one_page(job *j, int32_t page, int32_t last, int32_t *b, int32_t *e) {
     const hk_tape *t = j->r->tape;
     int32_t rows = j->n * j->group, start = page * HK_PAGE, dk = j->kv->head_dim_k, dv = j->kv->head_dim_v;
     for (*b = 0; *b < rows && j->hi[*b] <= start; ++*b) {
@@ -90,11 +96,10 @@ static void one_page(job *j, int32_t page, int32_t *b, int32_t *e) {
     }
     if (*b == *e)
         return;
-    const uint8_t *k =
-        t->kv_base + j->pages[page] * t->kv_page_bytes + j->kv->offset + j->head * (j->kv->k_bytes + j->kv->v_bytes);
+    const uint8_t *k = plane_of(j, page);
     t->set->op.attend_page(t->kv_type, k, k + j->kv->k_bytes, dk, dv, j->q + (int64_t)*b * dk, dk, *e - *b,
                            j->page_lo + *b, j->page_hi + *b, j->op->softcap, j->m + *b, j->l + *b, j->acc + *b * j->dv,
-                           j->dv, j->scratch + HK_SCRATCH_ATTN);
+                           j->dv, page < last ? plane_of(j, page + 1) : NULL, j->scratch + HK_SCRATCH_ATTN);
 }
 
 static void write_row(const job *j, int64_t row, int32_t head, const float *sum, float total) {
@@ -111,8 +116,9 @@ static void whole_task(job *j) {
         j->top[i] = -INFINITY;
         j->total[i] = 0;
     }
-    for (int32_t p = j->lo[0] / HK_PAGE; p <= (j->hi[rows - 1] - 1) / HK_PAGE; p++) {
-        one_page(j, p, &b, &e);
+    const int32_t last = (j->hi[rows - 1] - 1) / HK_PAGE;
+    for (int32_t p = j->lo[0] / HK_PAGE; p <= last; p++) {
+        one_page(j, p, last, &b, &e);
         for (int32_t i = b; i < e; i++)
             merge(&j->top[i], &j->total[i], j->sum + i * j->dv, j->m[i], j->l[i], j->acc + i * j->dv,
                   j->kv->head_dim_v);
@@ -138,7 +144,7 @@ static float *partial_of(const job *j, int64_t row, int64_t head, int64_t page) 
 static void split_task(job *j, int32_t page) {
     int32_t b, e;
     int64_t dv = j->kv->head_dim_v;
-    one_page(j, page, &b, &e);
+    one_page(j, page, (j->hi[j->n * j->group - 1] - 1) / HK_PAGE, &b, &e);
     for (int32_t i = b; i < e; i++) {
         float *p = partial_of(j, j->row + i / j->group, j->head * j->group + i % j->group, page);
         memcpy(p, j->acc + i * j->dv, dv * sizeof(float));

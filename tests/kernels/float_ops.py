@@ -55,7 +55,7 @@ class Ops(Structure):
             _fn(
                 None,
                 *(c_int, _PTR, _PTR, c_int64, c_int64, _PTR, c_int64, c_int64, _PTR, _PTR, c_float),
-                *(_PTR, _PTR, _PTR, c_int64, _PTR),
+                *(_PTR, _PTR, _PTR, c_int64, _PTR, _PTR),
             ),
         ),
     ]
@@ -165,10 +165,12 @@ class FloatOps:
         """m, l and acc after all pages."""
         n = len(q)
         m, total, acc = as_f32(np.full(n, -np.inf)), as_f32(np.zeros(n)), as_f32(np.zeros((n, dims[1])))
-        for (k, v), (lo, hi) in zip(pages, ranges, strict=True):
+        behind = [k for k, _ in pages[1:]] + [None]
+        for (k, v), (lo, hi), following in zip(pages, ranges, behind, strict=True):
             lo, hi = lo.astype(np.int32), hi.astype(np.int32)
             self.op.attend_page(
                 *(KV[kv], ptr(k), ptr(v), dims[0], dims[1], ptr(q), q.strides[0] // 4, n, ptr(lo), ptr(hi), cap),
-                *(ptr(m), ptr(total), ptr(acc), dims[1], ptr(self.scratch)),
+                *(ptr(m), ptr(total), ptr(acc), dims[1], None if following is None else ptr(following)),
+                ptr(self.scratch),
             )
         return m, total, acc

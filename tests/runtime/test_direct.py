@@ -91,3 +91,11 @@ def test_the_set_can_be_forced(name):
         assert "KernelError" in made.stderr
         assert name in made.stderr
         assert "scalar" in made.stderr
+
+
+def test_the_best_set_is_the_default():
+    program = "from hybridkern import kernels; print(kernels.active())"
+    env = {k: v for k, v in os.environ.items() if k != "HYBRIDKERN_CPU"}
+    made = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    order = ["scalar", "avx2", "avxvnni", "avx512", "avx512vnni", "amx"]
+    assert made.stdout.strip() == max(kernels.available(), key=order.index)

@@ -48,7 +48,6 @@ HK_INLINE v16f v_load_nibble_pairs(const uint8_t *p) {
     c = _mm_unpacklo_epi8(_mm_and_si128(c, mask), _mm_and_si128(_mm_srli_epi16(c, 4), mask));
     return v_of_i8(_mm_sub_epi8(c, _mm_set1_epi8(8)));
 }
-HK_INLINE v16f v_set1_f16(const uint16_t *p) { return v_set1(_cvtsh_ss(*p)); }
 HK_INLINE void v_store(float *p, v16f a) {
     _mm256_storeu_ps(p, a.lo);
     _mm256_storeu_ps(p + 8, a.hi);

@@ -100,20 +100,25 @@ static void hk_kv_store_v(int kv, void *plane, int64_t dim, int64_t slot, const 
 }
 
 /* The planes as operands of hk_outer: K's k are dimensions and its vectors 16 tokens, V's k are tokens and its vectors
- * 16 dimensions. */
-static hk_b hk_kv_view_k(int kv, const void *plane, int64_t dim) {
+ * 16 dimensions. Of quantised caches these are the codes; the scales follow them in the plane, fp16: of K [dim /
+ * 32][HK_PAGE], of V [HK_PAGE][dim / 32]. */
+static hk_b hk_kv_view_k(int kv, const void *plane) {
     static const int kind[HK_N_KV] = {
-        [HK_KV_F16] = HK_B_F16, [HK_KV_Q8_0] = HK_B_K8, [HK_KV_Q4_0] = HK_B_K4, [HK_KV_F32] = HK_B_F32};
-    const uint8_t *base = plane;
-    return (hk_b){base, (const uint16_t *)(base + (kv == HK_KV_Q4_0 ? dim / 2 : dim) * HK_PAGE), HK_PAGE, 16, kind[kv]};
+        [HK_KV_F16] = HK_B_F16, [HK_KV_Q8_0] = HK_B_I8, [HK_KV_Q4_0] = HK_B_N4, [HK_KV_F32] = HK_B_F32};
+    return (hk_b){plane, HK_PAGE, 16, kind[kv], plane, 0};
 }
 
 static hk_b hk_kv_view_v(int kv, const void *plane, int64_t dim) {
     static const int kind[HK_N_KV] = {
-        [HK_KV_F16] = HK_B_F16, [HK_KV_Q8_0] = HK_B_V8, [HK_KV_Q4_0] = HK_B_V4, [HK_KV_F32] = HK_B_F32};
-    const uint8_t *base = plane;
-    int64_t width = kv == HK_KV_Q4_0 ? dim / 2 : dim;
-    return (hk_b){base, (const uint16_t *)(base + width * HK_PAGE), width, kv == HK_KV_Q4_0 ? 8 : 16, kind[kv]};
+        [HK_KV_F16] = HK_B_F16, [HK_KV_Q8_0] = HK_B_I8, [HK_KV_Q4_0] = HK_B_P4, [HK_KV_F32] = HK_B_F32};
+    const int half = kv == HK_KV_Q4_0;
+    return (hk_b){plane, half ? dim / 2 : dim, half ? 8 : 16, kind[kv], plane, 0};
+}
+
+static int hk_kv_has_scales(int kv) { return kv == HK_KV_Q8_0 || kv == HK_KV_Q4_0; }
+
+static const uint16_t *hk_kv_scales(int kv, const void *plane, int64_t dim) {
+    return (const uint16_t *)((const uint8_t *)plane + (kv == HK_KV_Q4_0 ? dim / 2 : dim) * HK_PAGE);
 }
 
 /* Tokens [t0, t1) of V -> dst[dim / 16, rounded up][HK_PAGE][16] from t0 on; a last vector of fewer than 16 dimensions

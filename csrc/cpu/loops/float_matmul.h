@@ -8,7 +8,7 @@ HK_INLINE int64_t hk_float_panel(int kind, int64_t K) {
 }
 
 HK_INLINE hk_b hk_float_view(int kind, const uint8_t *panels, int64_t K) {
-    return (hk_b){panels, 0, 16, hk_float_panel(kind, K), kind};
+    return (hk_b){panels, 16, hk_float_panel(kind, K), kind, panels + 4096, 32};
 }
 
 HK_INLINE void hk_gemv_float(int kind, const uint8_t *panels, int64_t n_panels, int64_t K, const hk_act *a,
@@ -34,7 +34,7 @@ HK_INLINE void hk_gemm_float(int kind, const uint8_t *panels, int64_t n_panels, 
             b.base += (p * w.v + 16 * k) * hk_b_size(kind);
             if (kind != HK_B_F32) {
                 hk_b_tile(w, p, p + width, k, k + depth, scratch, HK_TILE_K);
-                b = (hk_b){(const uint8_t *)scratch, 0, 16, 16 * HK_TILE_K, HK_B_F32};
+                b = (hk_b){(const uint8_t *)scratch, 16, 16 * HK_TILE_K, HK_B_F32, 0, 0};
             }
             hk_outer(b, width, a->x + k, a->x_stride, n_cols, depth, out + 16 * p, out_stride, k > 0);
         }
@@ -43,14 +43,14 @@ HK_INLINE void hk_gemm_float(int kind, const uint8_t *panels, int64_t n_panels, 
 
 /* Raw rows: an array of elements is 16 of them for each k. */
 HK_INLINE void hk_dequant_float(int kind, const uint8_t *raw, int64_t n, float *out) {
-    hk_b b = {raw, 0, 16, 0, kind};
+    hk_b b = {raw, 16, 0, kind, 0, 0};
     int64_t full = n / 16, rest = n % 16;
     hk_b_tile_kind(kind, b, 0, 1, 0, full, out, 0);
     if (rest) {
         uint8_t last[64] = {0};
         memcpy(last, raw + 16 * full * hk_b_size(kind), (size_t)(rest * hk_b_size(kind)));
         b.base = last;
-        v_store_tail(out + 16 * full, rest, hk_b_load(kind, &b, 0, 0));
+        v_store_tail(out + 16 * full, rest, hk_b_load(kind, &b, 0, 0, 0));
     }
 }
 

@@ -12,32 +12,26 @@
 #ifndef HK_FLOAT_OUTER_H
 #define HK_FLOAT_OUTER_H
 
-/* X(NAME, lower, bytes per element): plain floats, then K and V planes of quantised caches. */
-#define HK_B_KINDS(X)                                                                                                  \
-    X(F32, f32, 4)                                                                                                     \
-    X(F16, f16, 2)                                                                                                     \
-    X(BF16, bf16, 2)                                                                                                   \
-    X(K8, k8, 1)                                                                                                       \
-    X(K4, k4, 1)                                                                                                       \
-    X(V8, v8, 1)                                                                                                       \
-    X(V4, v4, 1)
-#define X(NAME, lower, bytes) HK_B_##NAME,
-enum { HK_B_KINDS(X) };
-#undef X
+/* What a load turns into floats: I8 int8 codes, N4 two steps of K in the nibbles of a row of bytes, P4 neighbouring
+ * lanes in the nibbles of a byte, both with 8 added. Scales of codes are the caller's business. */
+enum { HK_B_F32, HK_B_F16, HK_B_BF16, HK_B_I8, HK_B_N4, HK_B_P4 };
 
-/* Vector (k, v) starts at element k * b.k + v * b.v of base. */
+/* Vector (k, v) starts at element k * b.k + v * b.v of base. All kinds but F32 and BF16 fetch what comes next into the
+ * second cache meanwhile, ahead_step bytes for each (k, v), from `ahead` on, which must be an address: the planes of a
+ * KV cache are too short, and the rows of K too scattered, for the processor to see what comes. */
 typedef struct hk_b {
     const uint8_t *base;
-    const uint16_t *scales; /* of K8, K4, V8 and V4 */
     int64_t k, v;
     int kind;
+    const uint8_t *ahead;
+    int64_t ahead_step;
 } hk_b;
 
 HK_INLINE int64_t hk_b_size(int kind) { return kind == HK_B_F32 ? 4 : kind == HK_B_F16 || kind == HK_B_BF16 ? 2 : 1; }
 
-/* Layouts of quantised planes: hk_cpu.h. K's scales lie beside its tokens (a vector), V's are one for two vectors. */
-HK_INLINE v16f hk_b_load(int kind, const hk_b *b, int64_t k, int64_t v) {
-    const uint8_t *p = b->base + (k * b->k + v * b->v) * hk_b_size(kind);
+/* odd: k & 1, a constant where it matters */
+HK_INLINE v16f hk_b_load(int kind, const hk_b *b, int64_t k, int64_t v, int odd) {
+    const uint8_t *p = b->base + ((kind == HK_B_N4 ? k / 2 : k) * b->k + v * b->v) * hk_b_size(kind);
     switch (kind) {
     case HK_B_F32:
         return v_load((const float *)p);
@@ -45,39 +39,52 @@ HK_INLINE v16f hk_b_load(int kind, const hk_b *b, int64_t k, int64_t v) {
         return v_load_f16((const uint16_t *)p);
     case HK_B_BF16:
         return v_load_bf16((const uint16_t *)p);
-    case HK_B_K8:
-        return v_mul(v_load_i8((const int8_t *)p), v_load_f16(b->scales + k / 32 * HK_PAGE + 16 * v));
-    case HK_B_K4:
-        p = b->base + k / 2 * HK_PAGE + 16 * v;
-        return v_mul(v_load_nibbles(p, k & 1), v_load_f16(b->scales + k / 32 * HK_PAGE + 16 * v));
-    case HK_B_V8:
-        return v_mul(v_load_i8((const int8_t *)p), v_set1_f16(b->scales + k * (b->k / 32) + v / 2));
+    case HK_B_I8:
+        return v_load_i8((const int8_t *)p);
+    case HK_B_N4:
+        return v_load_nibbles(p, odd);
     default:
-        return v_mul(v_load_nibble_pairs(p), v_set1_f16(b->scales + k * (b->k / 16) + v / 2));
+        return v_load_nibble_pairs(p);
     }
 }
 
-/* R x V vectors of C in registers, from vector `first` of B. R, V and kind are constants where this is inlined. */
+/* Step k of a tile. */
+HK_INLINE void hk_outer_step(int kind, int R, int V, const hk_b *b, int64_t first, const float *a, int64_t a_stride,
+                             int64_t K, int64_t k, int odd, v16f acc[6][8]) {
+    v16f w[8];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) {
+        w[v] = hk_b_load(kind, b, k, first + v, odd);
+        if (kind != HK_B_F32 && kind != HK_B_BF16)
+            __builtin_prefetch(b->ahead + ((first + v) * K + k) * b->ahead_step, 0, 2);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        v16f x = v_set1(a[r * a_stride + k]);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++)
+            acc[r][v] = v_fma(w[v], x, acc[r][v]);
+    }
+}
+
+/* R x V vectors of C in registers, from vector `first` of B. R, V and kind are constants where this is inlined; K is
+ * even for N4. */
 HK_INLINE void hk_outer_tile(int kind, int R, int V, const hk_b *b, int64_t first, const float *a, int64_t a_stride,
                              int64_t K, float *c, int64_t c_stride, int add) {
-    v16f acc[6][8], w[8];
+    v16f acc[6][8];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++)
             acc[r][v] = add ? v_load(c + r * c_stride + 16 * v) : v_zero();
-    for (int64_t k = 0; k < K; k++) {
-#pragma GCC unroll 8
-        for (int v = 0; v < V; v++)
-            w[v] = hk_b_load(kind, b, k, first + v);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            v16f x = v_set1(a[r * a_stride + k]);
-#pragma GCC unroll 8
-            for (int v = 0; v < V; v++)
-                acc[r][v] = v_fma(w[v], x, acc[r][v]);
+    if (kind == HK_B_N4)
+        for (int64_t k = 0; k < K; k += 2) {
+            hk_outer_step(kind, R, V, b, first, a, a_stride, K, k, 0, acc);
+            hk_outer_step(kind, R, V, b, first, a, a_stride, K, k + 1, 1, acc);
         }
-    }
+    else
+        for (int64_t k = 0; k < K; k++)
+            hk_outer_step(kind, R, V, b, first, a, a_stride, K, k, 0, acc);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
@@ -124,7 +131,15 @@ HK_INLINE void hk_outer_kind(int kind, hk_b b, int64_t n_vecs, const float *a, i
     }
 }
 
-#define X(NAME, lower, bytes)                                                                                          \
+#define HK_B_KINDS(X)                                                                                                  \
+    X(F32, f32)                                                                                                        \
+    X(F16, f16)                                                                                                        \
+    X(BF16, bf16)                                                                                                      \
+    X(I8, i8)                                                                                                          \
+    X(N4, n4)                                                                                                          \
+    X(P4, p4)
+
+#define X(NAME, lower)                                                                                                 \
     static __attribute__((noinline)) void hk_outer_##lower(hk_b b, int64_t n_vecs, const float *a, int64_t a_stride,   \
                                                            int64_t n_rows, int64_t K, float *c, int64_t c_stride,      \
                                                            int add) {                                                  \
@@ -136,7 +151,7 @@ HK_B_KINDS(X)
 static void hk_outer(hk_b b, int64_t n_vecs, const float *a, int64_t a_stride, int64_t n_rows, int64_t K, float *c,
                      int64_t c_stride, int add) {
     switch (b.kind) {
-#define X(NAME, lower, bytes)                                                                                          \
+#define X(NAME, lower)                                                                                                 \
     case HK_B_##NAME:                                                                                                  \
         hk_outer_##lower(b, n_vecs, a, a_stride, n_rows, K, c, c_stride, add);                                         \
         break;
@@ -150,12 +165,12 @@ HK_INLINE void hk_b_tile_kind(int kind, hk_b b, int64_t v0, int64_t v1, int64_t 
                               int64_t depth) {
     for (int64_t v = v0; v < v1; v++, dst += 16 * depth)
         for (int64_t k = k0; k < k1; k++)
-            v_store(dst + 16 * (k - k0), hk_b_load(kind, &b, k, v));
+            v_store(dst + 16 * (k - k0), hk_b_load(kind, &b, k, v, k & 1));
 }
 
 static void hk_b_tile(hk_b b, int64_t v0, int64_t v1, int64_t k0, int64_t k1, float *dst, int64_t depth) {
     switch (b.kind) {
-#define X(NAME, lower, bytes)                                                                                          \
+#define X(NAME, lower)                                                                                                 \
     case HK_B_##NAME:                                                                                                  \
         hk_b_tile_kind(HK_B_##NAME, b, v0, v1, k0, k1, dst, depth);                                                    \
         break;

@@ -44,7 +44,6 @@ HK_INLINE v16f v_load_i8(const int8_t *p) { V_OP((float)p[i]); }
 HK_INLINE v16f v_load_nibbles(const uint8_t *p, int high) { V_OP((float)((p[i] >> (high ? 4 : 0) & 15) - 8)); }
 /* Both nibbles of 8 bytes, low before high, less 8. */
 HK_INLINE v16f v_load_nibble_pairs(const uint8_t *p) { V_OP((float)((p[i / 2] >> 4 * (i & 1) & 15) - 8)); }
-HK_INLINE v16f v_set1_f16(const uint16_t *p) { return v_set1(hk_half_to_float(*p)); }
 HK_INLINE void v_store(float *p, v16f a) { V_EACH(p, a.f[i]); }
 HK_INLINE void v_store_f16(uint16_t *p, v16f a) { V_EACH(p, hk_float_to_half(a.f[i])); }
 

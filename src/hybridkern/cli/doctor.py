@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
 
     from hybridkern import __version__
     from hybridkern.kernels import _cpu
-    from hybridkern.kernels.cpu.selection import ASKED_FOR, VARIABLE, chosen_name, runnable, why_not
+    from hybridkern.kernels.cpu.selection import VARIABLE, chosen_name, runnable, why_not
     from hybridkern.runtime.footprint import available_memory, total_memory
     from hybridkern.runtime.threads import cgroup_cores, default_threads
 
@@ -35,8 +35,6 @@ def run(args: argparse.Namespace) -> int:
     table.add_row("processor", cpu_name())
     for name, _, _ in _cpu.kernel_sets():
         state = why_not(name) if name not in can else "usable"
-        if name in can and name in ASKED_FOR:
-            state = f"usable when asked for ({VARIABLE}={name})"
         forced = f", forced by {VARIABLE}" if os.environ.get(VARIABLE) else ""
         table.add_row(f"kernel set {name}", state + (f"; in use{forced}" if name == chosen else ""))
     quota = cgroup_cores()

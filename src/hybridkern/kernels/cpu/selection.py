@@ -9,8 +9,6 @@ from hybridkern.errors import KernelError
 from hybridkern.kernels import _cpu
 
 VARIABLE = "HYBRIDKERN_CPU"
-# Only when it is asked for: the present form of its kernel has run in emulation alone.
-ASKED_FOR = ("amx",)
 
 
 def runnable() -> list[str]:
@@ -29,12 +27,11 @@ def why_not(name: str) -> str:
 
 
 def chosen_name(name: str | None = None) -> str:
-    """The set to use: `name`, else what HYBRIDKERN_CPU says, else the best of those that need not be asked for. Raises
-    KernelError, listing the names."""
+    """The set to use: `name`, else what HYBRIDKERN_CPU says, else the best. Raises KernelError, listing the names."""
     wanted = name if name is not None else os.environ.get(VARIABLE) or None
     can = runnable()
     if wanted is None:
-        return [name for name in can if name not in ASKED_FOR][-1]
+        return can[-1]
     known = [n for n, _, _ in _cpu.kernel_sets()]
     if wanted not in known:
         raise KernelError(f"no CPU kernel set is called {wanted!r} ({VARIABLE}); there are {', '.join(known)}")
