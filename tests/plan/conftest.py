@@ -8,6 +8,9 @@ import pytest
 from planned import model_of, write_large
 
 from hybridkern.model import LoadedModel
+from no_gpu import no_gpu
+
+__all__ = ["no_gpu"]
 
 
 @pytest.fixture(scope="session")

@@ -59,7 +59,7 @@ def tokens() -> None:
         check(model, PROMPT, 300, v)
         check(model, PROMPT * 60, 20, v)
         check(model, PROMPT, 30, v, temperature=1.0, top_k=1)
-        with load(n_gpu_layers=0) as cpu:  # the same draws from the likeliest tokens as from all logits
+        with load(n_gpu_layers=0, device=None) as cpu:  # the same draws from the likeliest tokens as from all logits
             assert cpu.engine.n_top == 0 and model.engine.n_top == 256
         options: dict[str, Any] = {"max_tokens": 60, "temperature": 1.5, "seed": 3, "ignore_eos": True}
         few = [(p.token_id, round(p.logprob, 4)) for p in model.generate(PROMPT, top_k=40, min_p=0, **options)]
@@ -158,7 +158,7 @@ def loads() -> None:
         assert Memory.live == 0
     load()  # and forgotten
     gc.collect()
-    load(n_gpu_layers=0).close()
+    load(n_gpu_layers=0, device=None).close()
     for _ in range(100):
         time.sleep(0.02)
         if Memory.live == 0:
