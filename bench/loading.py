@@ -35,7 +35,7 @@ def load(path: str, threads: int, mode: str, watch: bool) -> None:
     """One load in this process; prints seconds, processor seconds, and two parts of the file's size."""
     import hybridkern as hk
     from hybridkern.kernels import _cpu
-    from hybridkern.runtime.model_api import load as load_model
+    from hybridkern.runtime.loading import load as load_model
 
     size = os.path.getsize(path)
     if mode == "packed":

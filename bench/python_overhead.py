@@ -32,7 +32,7 @@ def generate(model: hk.Model, n: int, **options: Any) -> None:
     """n greedy tokens behind a short prompt; the gaps between their steps are noted."""
     pieces = model.generate("Once upon a time", max_tokens=n + 1, temperature=0, ignore_eos=True, **options)
     next(pieces)
-    model.engine._program.note_gaps(n)
+    model.engine._programs[0][1].program.note_gaps(n)
     for _ in pieces:
         pass
 
@@ -43,7 +43,7 @@ def measure(model: hk.Model, n: int, rounds: int, **options: Any) -> list[list[f
     made = []
     for _ in range(rounds):
         generate(model, n, **options)
-        made.append([gap / 1e3 for gap in model.engine._program.noted_gaps()])
+        made.append([gap / 1e3 for gap in model.engine._programs[0][1].program.noted_gaps()])
         assert len(made[-1]) >= n - 1
     return made
 

@@ -28,8 +28,11 @@ from .errors import (
 
 if TYPE_CHECKING:
     from . import kernels, quants
-    from .runtime.model_api import Model, load
+    from .plan.plan import Plan
+    from .runtime.loading import load
+    from .runtime.model_api import Model
     from .runtime.piece import Piece
+    from .runtime.planning import plan
     from .runtime.session import Session
 
     __version__: str
@@ -44,22 +47,25 @@ __all__ = [
     "ModelError",
     "OutOfMemoryError",
     "Piece",
+    "Plan",
     "SamplingError",
     "Session",
     "TokenizerError",
     "__version__",
     "kernels",
     "load",
+    "plan",
     "quants",
 ]
 
 _HOMES = {
-    "load": "hybridkern.runtime.model_api",
+    "load": "hybridkern.runtime.loading",
+    "Plan": "hybridkern.plan.plan",
     "Model": "hybridkern.runtime.model_api",
     "Piece": "hybridkern.runtime.piece",
     "Session": "hybridkern.runtime.session",
 }
-_MODULES = ("kernels", "quants")
+_MODULES = ("kernels", "plan", "quants")
 
 
 def __getattr__(name: str) -> Any:

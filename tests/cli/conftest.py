@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from no_gpu import no_gpu
+
+__all__ = ["no_gpu"]
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "model"), str(HERE.parent)]
 

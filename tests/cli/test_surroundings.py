@@ -47,7 +47,7 @@ def test_no_memory_is_one_line(command, monkeypatch, tiny_path):
     def refuse(*words: object, **named: object) -> None:
         raise MemoryError("no memory for an array")
 
-    monkeypatch.setattr("hybridkern.runtime.model_api.load", refuse)
+    monkeypatch.setattr("hybridkern.runtime.loading.load", refuse)
     status, _, err = command("generate", "-m", tiny_path, "-p", "hello")
     assert status == 1
     assert err == "hybridkern: error: no memory for an array\n"

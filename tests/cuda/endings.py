@@ -63,7 +63,7 @@ if how == "fork":
                 os._exit(1)
             except hk.HybridKernError as error:
                 assert "fork" in str(error)
-        assert hk.load(path).logits([1]).shape[0] == 1
+        assert hk.load(path, device=None).logits([1]).shape[0] == 1
         sys.exit(0)
     assert os.waitpid(child, 0)[1] == 0
 print("done", flush=True)

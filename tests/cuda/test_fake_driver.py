@@ -34,7 +34,12 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         (folder / f"{source.stem}.cubin").write_bytes(b"not looked at")
     assert home_of("hk_argmax") == "argmax"
     paths = [str(HERE), str(HERE.parents[1] / "model"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": os.pathsep.join(paths), "HYBRIDKERN_CUDA_IMAGES": str(folder)}
+    own = {
+        "XDG_CACHE_HOME": str(folder),
+        "LD_LIBRARY_PATH": str(folder),
+        "PYTHONPATH": os.pathsep.join(paths),
+        "HYBRIDKERN_CUDA_IMAGES": str(folder),
+    }
     hidden = ("CUDA_VISIBLE_DEVICES",)
     return {k: v for k, v in os.environ.items() if k not in hidden} | own
 
@@ -51,7 +56,7 @@ def run(*words: Any, env: dict[str, str], status: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["tokens", "turns", "loads", "view", "divided", "divided_interrupt"])
+@pytest.mark.parametrize("name", ["tokens", "turns", "loads", "view", "plans", "divided", "divided_interrupt"])
 def test_program(fake: dict[str, str], model: Path, name: str) -> None:
     assert "done" in run(HERE / "programs.py", name, model, env=fake)
 
@@ -78,7 +83,12 @@ def test_forgotten_models_make_room(fake: dict[str, str], model: Path) -> None:
 
 def test_out_of_memory_is_an_error_and_the_rest_lives_on(fake: dict[str, str], model: Path) -> None:
     said = run(HERE / "programs.py", "memory", model, env=fake | {"FAKE_CUDA_MIB": "128"})
-    assert "MiB for KV cache" in said and "of 128.0 MiB are free" in said
+    assert "(KV cache 256 MiB," in said and "can give" in said
+
+
+def test_memory_that_is_taken_meanwhile(fake: dict[str, str], model: Path, tmp_path: Path) -> None:
+    env = fake | {"FAKE_CUDA_MIB": "128", "XDG_CACHE_HOME": str(tmp_path)}
+    run(HERE / "programs.py", "stolen", model, env=env)
 
 
 def test_interrupts(fake: dict[str, str], model: Path) -> None:
@@ -119,16 +129,18 @@ def test_no_usable_gpu_is_an_error_when_it_was_asked_for(
     env = fake | environment
     text = run(*CLI, model, "-ngl", "all", env=env, status=1)
     assert "error: " in text and said in text and "Traceback" not in text
-    run(*CLI, model, env=env)  # and nothing of the sort when it was not
+    assert "everything runs on the CPU: " in run(*CLI, model, "-ngl", "auto", env=env)
+    there = {"FAKE_CUDA_DEVICES", "LD_LIBRARY_PATH"}.isdisjoint(environment)  # a GPU, which cannot be used
+    assert ("everything runs on the CPU: " in run(*CLI, model, env=env)) == there
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("-ngl", "1"), "wholly on the GPU"),
         (("-ngl", "all", "--device", "none"), "give one of them"),
         (("--device", "CUDA0", "-mg", "1"), "give one of them"),
-        (("-ngl", "all", "-ot", "ffn=CPU"), "not divided"),
+        (("-ngl", "all", "-ot", "ffn=CUDA1"), "there is no GPU cuda1: this process sees 1 (cuda0)"),
+        (("--gpu-memory", "100,100"), "gpu_memory names 2 GPUs; 1 can be used"),
         (("-ngl", "all", "-ctk", "f32"), "a cache on the GPU is f16, q8_0, q4_0"),
     ],
 )
@@ -136,12 +148,12 @@ def test_flags_that_do_not_go_together(fake: dict[str, str], model: Path, flags:
     assert said in run(*CLI, model, *flags, env=fake, status=2)
 
 
-@pytest.mark.parametrize("flags", [("-ngl", "all"), ("-ngl", "99"), ("--device", "CUDA0"), ("-ngl", "3", "-mg", "0")])
+@pytest.mark.parametrize("flags", [(), ("-ngl", "auto"), ("-ngl", "all"), ("-ngl", "99"), ("-mg", "0")])
 def test_flags_that_mean_the_gpu(fake: dict[str, str], model: Path, flags: tuple[str, ...]) -> None:
     assert "CUDA kernel set on GPU 0: Fake 0" in run(*CLI, model, "--verbose", *flags, env=fake)
 
 
-@pytest.mark.parametrize("flags", [(), ("-ngl", "0"), ("-ngl", "auto"), ("--device", "none")])
+@pytest.mark.parametrize("flags", [("-ngl", "0", "--no-op-offload"), ("--device", "none")])
 def test_flags_that_mean_the_cpu(fake: dict[str, str], model: Path, flags: tuple[str, ...]) -> None:
     said = run(*CLI, model, "--verbose", *flags, env=fake)
     assert "CPU kernel set" in said and "Fake 0" not in said
@@ -150,6 +162,6 @@ def test_flags_that_mean_the_cpu(fake: dict[str, str], model: Path, flags: tuple
 def test_doctor_says_what_there_is(fake: dict[str, str]) -> None:
     said = run("-m", "hybridkern", "doctor", env=fake | {"COLUMNS": "200"})
     assert "for CUDA 13.0" in said and "Fake 0, compute capability 9.0, 1.0 GiB" in said
-    assert "with -ngl all the GPU" in said
+    assert "the GPU as far as they fit, and the CPU" in said
     none = run("-m", "hybridkern", "doctor", env=fake | {"COLUMNS": "200", "FAKE_CUDA_LOAD": "209"})
     assert "the CPU: the kernels of this build do not run on Fake 0" in none

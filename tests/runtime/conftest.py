@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from no_gpu import no_gpu
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
 
 from running import load
@@ -16,6 +18,8 @@ from tiny import write_tiny
 
 from hybridkern.model import LoadedModel
 from hybridkern.runtime.engine import Engine
+
+__all__ = ["no_gpu"]
 
 
 @pytest.fixture(scope="session")

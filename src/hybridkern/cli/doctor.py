@@ -9,13 +9,16 @@ import resource
 from pathlib import Path
 
 from .gpu_facts import gpu_facts
+from .rate_facts import rate_facts
 from .terminal import console, size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
     parser.add_argument("--kernels", action="store_true", help="say which set every format's kernels come from")
-    parser.add_argument("--rates", action="store_true", help="measure memory bandwidth and int8 products")
+    parser.add_argument(
+        "--rates", action="store_true", help="measure this machine's rates anew, two seconds: what plans are made with"
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="tracebacks with errors")
 
 
@@ -45,12 +48,8 @@ def run(args: argparse.Namespace) -> int:
     table.add_row("memory that may be locked", _memlock())
     for name, fact in gpu_facts():
         table.add_row(name, fact)
-    if args.rates:
-        from hybridkern.kernels.rates import int8_rate, read_rate
-
-        n = default_threads()
-        table.add_row("memory read", f"{read_rate(n) / 1e9:.1f} GB/s with {n} threads")
-        table.add_row("int8 products", f"{int8_rate(n) / 1e9:.1f} GMAC/s with {n} threads, {chosen}")
+    for name, fact in rate_facts(args.rates):
+        table.add_row(name, fact)
     console().print(table)
     if args.kernels:
         _show_kernels(chosen)

@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from .known_flags import add_known
-from .terminal import note
-from .values import gpu_name, integer, layers, logit_bias, number
+from .placement_flags import add_placement, placement_arguments
+from .values import integer, logit_bias, number
 
 KV_TYPES = ("f32", "f16", "q8_0", "q4_0")
 # Flags whose value is free text, which may begin with a dash.
@@ -106,28 +106,16 @@ def add_context(parser: argparse.ArgumentParser) -> None:
         help="tokens that prompt and answer may take together (default: the model's, at most 8192; 0: the model's)",
     )
     group.add_argument("-b", "--batch-size", type=integer(1), default=2048, metavar="N", help="largest batch (2048)")
-    group.add_argument("-ub", "--ubatch-size", type=integer(1), metavar="N", help="computed at once (512; GPU 2048)")
+    group.add_argument(
+        "-ub", "--ubatch-size", type=integer(1), metavar="N", help="computed at once (default: the plan chooses)"
+    )
     threads = integer(-1, 4096, special="; -1 means the default")
     group.add_argument("-t", "--threads", type=threads, metavar="N", help="threads (default: physical cores allowed)")
     group.add_argument("-tb", "--threads-batch", type=threads, metavar="N", help="threads for prompts (default: -t)")
     group.add_argument("-ctk", "--cache-type-k", choices=KV_TYPES, metavar="TYPE", help=f"{', '.join(KV_TYPES)} (f16)")
     group.add_argument("-ctv", "--cache-type-v", choices=KV_TYPES, metavar="TYPE", help="must equal -ctk")
-    _add_placement(parser)
+    add_placement(parser)
     add_known(parser)
-
-
-def _add_placement(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("placement")
-    group.add_argument(
-        "-ngl",
-        "--n-gpu-layers",
-        "--gpu-layers",
-        type=layers,
-        metavar="N",
-        help="all: run on the GPU; 0: on the CPU (default: auto, which is the CPU in this version)",
-    )
-    group.add_argument("-dev", "--device", type=gpu_name, metavar="NAME", help="CUDA0, CUDA1, ...; none: the CPU")
-    group.add_argument("-mg", "--main-gpu", type=integer(0, 1023), metavar="N", help="which GPU, by number (0)")
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -165,34 +153,13 @@ def load_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "n_batch": args.batch_size,
         "n_ubatch": args.ubatch_size,
         "kv_type": kv,
-        **_placement(args),
+        **placement_arguments(args),
         "mmap": args.mmap,
         "mlock": args.mlock,
         "sha256": args.sha256,
         "validate": args.validate,
         "repack": args.repack,
     }
-
-
-def _placement(args: argparse.Namespace) -> dict[str, Any]:
-    """-ngl says whether, --device or --main-gpu say which."""
-    from hybridkern.errors import ArgumentError
-
-    wanted, named = args.n_gpu_layers, args.device
-    if wanted == "auto":
-        note("-ngl auto: the CPU in this version; -ngl all is the GPU")
-    if named == "none":
-        if wanted not in (None, "auto", 0):
-            raise ArgumentError(f"-ngl {wanted} and --device none: give one of them")
-        wanted = 0
-    elif named is not None:
-        if args.main_gpu not in (None, named):
-            raise ArgumentError(f"--device CUDA{named} and --main-gpu {args.main_gpu}: give one of them")
-        wanted = "all" if wanted is None else wanted
-    if args.cpu_tensors and wanted not in (None, "auto", 0):
-        raise ArgumentError(f"{args.cpu_tensors} and -ngl {wanted}: a model is not divided in this version")
-    number = named if isinstance(named, int) else args.main_gpu or 0
-    return {"n_gpu_layers": wanted, "device": number}
 
 
 def _count(value: int | None, flag: str) -> int | None:

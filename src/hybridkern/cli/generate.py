@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from hybridkern.errors import ArgumentError
 
 from .flags import add_context, add_model, add_sampling, load_arguments, sampling_arguments
-from .terminal import loading, note, write
+from .placement_flags import keep_plan
+from .terminal import console, loading, note, write
 from .timing import Clock, timings
 from .values import given_text, integer, unescape, words
 
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chat.add_argument("--chat-template-file", metavar="FILE", help="the same, from a file")
     add_context(parser)
     add_sampling(parser)
-    parser.add_argument("--dry-run", action="store_true", help="show what would be loaded, and read no tensor data")
+    parser.add_argument("--dry-run", action="store_true", help="show the plan, and read no tensor data")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -72,13 +73,21 @@ def run(args: argparse.Namespace) -> int:
     with open_model(args, options) as model:
         clock.lap("load")
         if args.verbose:
-            for line in model.describe().splitlines():
-                note(line)
+            tell(model)
         if args.chat:
             from .conversation import converse
 
             return converse(args, model, prompt, clock)
         return _continue(args, model, prompt or "", clock)
+
+
+def tell(model: Model) -> None:
+    """The plan block by block, and what runs where."""
+    from .plan_view import block_table
+
+    console(to_stderr=True).print(block_table(model.plan))
+    for line in model.describe().splitlines():
+        note(line)
 
 
 def _check_generation(args: argparse.Namespace) -> None:
@@ -90,14 +99,16 @@ def _check_generation(args: argparse.Namespace) -> None:
 
 def open_model(args: argparse.Namespace, options: dict[str, Any]) -> Model:
     """Find the file, say what should be said about it, and load it."""
+    from hybridkern.runtime.loading import load
     from hybridkern.runtime.locate import locate
-    from hybridkern.runtime.model_api import load
 
     found = locate(args.model, note)
     if found.note:
         note(found.note)
     with loading(f"loading {found.path.name}") as progress:
-        return load(found.path, progress=progress, **options)
+        model = load(found.path, progress=progress, **options)
+    keep_plan(args, model.plan)
+    return model
 
 
 def generation_arguments(args: argparse.Namespace) -> dict[str, Any]:

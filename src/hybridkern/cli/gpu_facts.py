@@ -63,7 +63,7 @@ def _verdict(n: int, unbuilt: list[str]) -> str:
         return "the CPU: no GPU can be used"
     if unbuilt:
         # Opening the device would compile them now.
-        return f"the CPU, or with -ngl all the GPU if NVRTC can compile the kernels ({unbuilt[0]})"
+        return f"the CPU, and the GPU if NVRTC can compile the kernels ({unbuilt[0]})"
     from hybridkern.kernels.cuda.device import Device
 
     try:
@@ -71,7 +71,7 @@ def _verdict(n: int, unbuilt: list[str]) -> str:
             Device.get(number)
     except HybridKernError as error:
         return f"the CPU: {error}"
-    return "the CPU, or with -ngl all the GPU"
+    return "the GPU as far as they fit, and the CPU (-ngl auto)"
 
 
 def _version(package: str) -> str | None:

@@ -10,7 +10,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-_WHOLE = "a model runs wholly on the CPU or wholly on one GPU (-ngl all) in this version"
+_EXPERTS = "mixtures of experts are not in this version; --n-cpu-ffn keeps whole feed-forward networks with the CPU"
 _FILE = "the file's own values are used"
 
 
@@ -40,25 +40,17 @@ def _refuse(names: str, answer: str, values: int = 1, harmless: str = "") -> Kno
 
 
 TABLE: tuple[Known, ...] = (
-    # placement: the hybrid runtime's flags
+    # placement: what does something is in placement_flags.py
+    _refuse("-ncmoe --n-cpu-moe", _EXPERTS),
+    _refuse("-cmoe --cpu-moe", _EXPERTS, values=0),
+    _note("--no-host", "weights that stay in main memory are page-locked only where a GPU reads them"),
     _refuse("-ngld --gpu-layers-draft --n-gpu-layers-draft", "speculative decoding is not in this version"),
     _bare("-fa --flash-attn", "attention is always fused; there is no other kind here"),
-    _refuse("-nkvo --no-kv-offload", "the KV cache lies where the model does in this version", values=0),
-    _note("-kvo --kv-offload", "the KV cache lies where the model does"),
-    _note("-ncmoe --n-cpu-moe", _WHOLE, 1),
-    _note("-cmoe --cpu-moe", _WHOLE),
-    _note("-fit --fit", "nothing is fitted: " + _WHOLE, 1),
-    _note("-fitt --fit-target --fit-margin", "nothing is fitted: " + _WHOLE, 1),
-    _note("-fitc --fit-ctx", "nothing is fitted: " + _WHOLE, 1),
-    _refuse("-sm --split-mode", _WHOLE, harmless="none"),
-    _refuse("-ts --tensor-split", _WHOLE),
-    _note("--no-op-offload", _WHOLE),
     _refuse("--rpc", "running on other machines is not supported"),
     _refuse("-md --model-draft", "speculative decoding is not in this version"),
     _note("-np --parallel", "one command writes one text", 1),
     _note("-cb --cont-batching -nocb --no-cont-batching", "one command writes one text"),
     _note("-kvu --kv-unified", "the KV cache is always one pool of pages"),
-    _note("--no-host", _WHOLE),
     # memory and threads
     _note("-ctkd --cache-type-k-draft", "there is no draft model", 1),
     _note("-dio --direct-io", "not used: the file is mapped, or read with --no-mmap"),
@@ -152,11 +144,10 @@ TABLE: tuple[Known, ...] = (
 
 def add_known(parser: argparse.ArgumentParser) -> None:
     """Let `parser` accept every flag of the table; they do not show in its help."""
-    parser.set_defaults(notes=None, cpu_tensors=None)
+    parser.set_defaults(notes=None)
     for known in TABLE:
         nargs = "?" if known.optional else None if known.values else 0
         parser.add_argument(*known.names, nargs=nargs, action=_Answer, known=known, help=argparse.SUPPRESS)
-    parser.add_argument("-ot", "--override-tensor", action=_OverrideTensor, help=argparse.SUPPRESS)
 
 
 class _Answer(argparse.Action):
@@ -176,22 +167,6 @@ class _Answer(argparse.Action):
             add_note(namespace, f"{option} {values}: no effect")
         else:
             parser.error(f"{option}{f' {values}' if known.values else ''}: {known.answer}")
-
-
-class _OverrideTensor(argparse.Action):
-    """PATTERN=DEVICE rules, which need a model that is divided."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
-    ) -> None:
-        for rule in str(values).split(","):
-            pattern, equals, device = rule.rpartition("=")
-            if not (pattern and equals and device):
-                parser.error(f"{option}: {rule!r} is not PATTERN=DEVICE")
-            if device.upper() != "CPU":
-                parser.error(f"{option} {rule}: {_WHOLE}")
-        namespace.cpu_tensors = f"{option} {values}"
-        add_note(namespace, f"{option} {values}: everything runs on the CPU in this version unless -ngl all is given")
 
 
 def add_note(namespace: argparse.Namespace, text: str) -> None:

@@ -12,6 +12,7 @@ from .outcome import carry_out
 COMMANDS = {
     "generate": ("generate", "write text that continues a prompt, or chat"),
     "tokenize": ("tokenize", "show the tokens of a text"),
+    "plan": ("plan", "draw where a model's parts would lie, and how fast that would be"),
     "bench": ("bench", "measure prompt and generation speed"),
     "info": ("info", "describe a model file"),
     "describe": ("info", "the same as info"),

@@ -64,6 +64,23 @@ def gpu_name(text: str) -> int | str:
     return int(number)
 
 
+def numbers(low: float, whole: bool = True) -> Callable[[str], tuple[float, ...]]:
+    """Numbers from `low` on, separated by commas (or slashes, as -ts of llama.cpp allows)."""
+
+    def parse(text: str) -> tuple[float, ...]:
+        one = integer(int(low)) if whole else number(low)
+        return tuple(one(piece) for piece in text.replace("/", ",").split(","))
+
+    return parse
+
+
+def on_off(text: str) -> bool:
+    """on or off."""
+    if text.lower() in ("on", "off", "1", "0"):
+        return text.lower() in ("on", "1")
+    raise argparse.ArgumentTypeError(f"{text!r} is not on or off")
+
+
 def logit_bias(text: str) -> dict[int, float]:
     """TOKEN_ID+BIAS or TOKEN_ID-BIAS, several separated by commas; "-inf" forbids a token."""
     biases = {}

@@ -5,14 +5,18 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hybridkern.errors import ArgumentError
+from hybridkern.plan.plan import Plan
+from hybridkern.plan.rules import Rules
 
 from .threads import MAX_THREADS
 
 KV_TYPES = ("f16", "q8_0", "q4_0", "f32")
-DEFAULT_CONTEXT = 8192
+DEFAULT_CONTEXT, LEAST_CONTEXT = 8192, 4096
+SPLIT_MODES = ("layer", "none")
 MAX_BATCH = 1 << 24
 _MAX = 2**31 - 1
 
@@ -43,8 +47,20 @@ class LoadOptions:
     mlock: bool
     validate: bool
     n_gpu_layers: int | str | None = None
-    device: int = 0
+    device: int | None = 0
     repack: bool | None = None
+    gpu_memory: tuple[int, ...] = ()
+    place: str | None = None
+    override_tensor: tuple[str, ...] = ()
+    n_cpu_ffn: int = 0
+    kv_offload: bool = True
+    op_offload: bool = True
+    fit: bool = True
+    fit_margin: tuple[int, ...] = ()
+    fit_ctx: int = LEAST_CONTEXT
+    split_mode: str = "layer"
+    tensor_split: tuple[float, ...] = ()
+    plan: Plan | None = None
 
     @classmethod
     def checked(cls, **named: Any) -> LoadOptions:
@@ -60,20 +76,43 @@ class LoadOptions:
         if named["kv_type"] not in KV_TYPES:
             raise ArgumentError(f"kv_type = {named['kv_type']!r}; allowed: {', '.join(KV_TYPES)}")
         named["n_gpu_layers"] = _layers(named.get("n_gpu_layers"))
-        named["device"] = count("device", named.get("device", 0), 0, 1023)
-        return cls(**named)
+        if named.get("device", 0) is not None:
+            named["device"] = count("device", named.get("device", 0), 0, 1023)
+        elif named["n_gpu_layers"] not in (None, "auto", 0):
+            raise ArgumentError(f"n_gpu_layers = {named['n_gpu_layers']!r} and device = None: give one of them")
+        _check_placement(named)
+        made = cls(**named)
+        made.rules.overrides(), made.rules.places()  # whether they can be read
+        return made
 
-    def gpu(self, n_layer: int) -> int | None:
-        """The GPU that a model of so many blocks lies on, None for the CPU."""
-        layers = self.n_gpu_layers
-        if layers in (None, "auto", 0):
-            return None
-        if layers != "all" and int(layers or 0) <= n_layer:
-            raise ArgumentError(
-                f"n_gpu_layers = {layers}: this version runs a model wholly on the GPU ('all', or {n_layer + 1} and "
-                f"more for these {n_layer} blocks and the head) or wholly on the CPU (0), not divided between them"
-            )
-        return self.device
+    @property
+    def rules(self) -> Rules:
+        """What the arguments say about where things lie."""
+        return Rules(
+            n_gpu_layers=self.n_gpu_layers,
+            place=self.place,
+            override_tensor=self.override_tensor,
+            n_cpu_ffn=self.n_cpu_ffn,
+            kv_offload=self.kv_offload,
+            split_mode=self.split_mode,
+            tensor_split=self.tensor_split,
+            main_gpu=self.device or 0,
+        )
+
+    @property
+    def wants_gpu(self) -> bool:
+        """Whether a GPU was asked for, so that there must be one."""
+        return self.rules.want_gpu or bool(self.gpu_memory)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a plan is replayed. Raises ArgumentError if rules are given beside it."""
+        if self.plan is None:
+            return False
+        usual = Rules(main_gpu=self.device or 0)
+        if self.rules != usual or self.gpu_memory or not self.fit or self.n_ubatch is not None:
+            raise ArgumentError("a plan is replayed as it is: give no other placement, budget, fit or n_ubatch with it")
+        return True
 
     def context(self, trained: int) -> int:
         """The context to use for a model that was trained with `trained` tokens.
@@ -85,6 +124,44 @@ class LoadOptions:
         if self.n_ctx is None:
             return min(trained, DEFAULT_CONTEXT)
         return int(self.n_ctx)
+
+
+def _check_placement(named: dict[str, Any]) -> None:
+    """Checks and completes what says where things lie."""
+    named["gpu_memory"] = _numbers("gpu_memory", named.get("gpu_memory"), 1, 1 << 30)
+    named["fit_margin"] = _numbers("fit_margin", named.get("fit_margin"), 0, 1 << 30)
+    place, rules = named.get("place"), named.get("override_tensor") or ()
+    if place is not None and not isinstance(place, str):
+        raise ArgumentError(f"place = {place!r}; a text such as 'blk.0-19=cuda0,blk.20-31=cpu' is needed")
+    rules = (rules,) if isinstance(rules, str) else tuple(rules)
+    if not all(isinstance(rule, str) for rule in rules):
+        raise ArgumentError(f"override_tensor = {rules!r}; texts such as r'ffn_.*=cpu' are needed")
+    named["override_tensor"] = rules
+    named["n_cpu_ffn"] = count("n_cpu_ffn", named.get("n_cpu_ffn") or 0, 0)
+    named["fit_ctx"] = count("fit_ctx", named.get("fit_ctx") or LEAST_CONTEXT, 2)
+    if named.get("split_mode", "layer") not in SPLIT_MODES:
+        raise ArgumentError(f"split_mode = {named['split_mode']!r}; allowed: {', '.join(SPLIT_MODES)}")
+    split = named.get("tensor_split") or ()
+    shares = (split,) if isinstance(split, (int, float)) else tuple(split)
+    if any(isinstance(x, bool) or not isinstance(x, (int, float)) or not 0 <= x < float("inf") for x in shares):
+        raise ArgumentError(f"tensor_split = {split!r}; numbers from 0 on are needed, one for each GPU")
+    if shares and not sum(shares):
+        raise ArgumentError("tensor_split: at least one share must be above 0")
+    named["tensor_split"] = tuple(float(x) for x in shares)
+    plan = named.get("plan")
+    if plan is not None and not isinstance(plan, Plan):
+        try:
+            named["plan"] = Plan.from_json(Path(plan).read_text(encoding="utf-8"))
+        except (OSError, TypeError, UnicodeDecodeError) as error:
+            raise ArgumentError(f"plan = {plan!r} cannot be read: {error}") from error
+
+
+def _numbers(name: str, value: Any, low: int, high: int) -> tuple[int, ...]:
+    """One number of MiB or several."""
+    if value is None:
+        return ()
+    several = value if isinstance(value, (list, tuple)) else (value,)
+    return tuple(count(name, one, low, high) for one in several)
 
 
 def _layers(value: Any) -> int | str | None:

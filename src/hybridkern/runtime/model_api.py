@@ -1,4 +1,4 @@
-"""The public face of a model: load, generate, chat, logits."""
+"""The public face of a loaded model: generate, chat, logits."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hybridkern.errors import ArgumentError, HybridKernError
 from hybridkern.gguf import GGUFFile, require_finite
 from hybridkern.model import LoadedModel
+from hybridkern.plan.plan import Plan
 from hybridkern.text import ChatTemplate, Vocabulary
 
 from .arguments import LoadOptions, token_ids
 from .engine import Engine
-from .footprint import packs_weights
 from .generation import Request, generate
-from .locate import locate
+from .planning import N_SEQ, Planner, engine_placement, replanned
 from .session import Session
 from .turn import Turn
 
@@ -25,65 +26,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from .piece import Piece
-
-
-def load(
-    path: str | os.PathLike[str] | None,
-    *,
-    n_ctx: int | str | None = None,
-    threads: int | None = None,
-    threads_batch: int | None = None,
-    n_batch: int = 2048,
-    n_ubatch: int | None = None,
-    kv_type: str = "f16",
-    n_gpu_layers: int | str | None = None,
-    device: int = 0,
-    mmap: bool = True,
-    mlock: bool = False,
-    sha256: str | None = None,
-    validate: bool = False,
-    repack: bool | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Model:
-    """Load a GGUF model.
-
-    path: a .gguf file (of a split model the first), "package:NAME" for the model inside an installed Python package,
-        "hf:OWNER/REPO/FILE.gguf" (needs huggingface_hub), or None for the demo model.
-    n_ctx: tokens that prompt and answer may take together. None: as many as the model was trained with, at most 8192;
-        "model": as many as it was trained with.
-    threads, threads_batch: for generation and for prompts; by default the physical cores that this process may use.
-    n_batch, n_ubatch: most tokens of one call and of one pass over the weights.
-    kv_type: "f16", "q8_0", "q4_0" or "f32" (not on a GPU).
-    n_gpu_layers: "all" places the model on a GPU, and raises KernelError where that cannot be used. 0, None and "auto":
-        everything on the CPU.
-    device: which GPU.
-    mmap, mlock: map the file instead of reading it; keep its pages in memory.
-    sha256: refuse the file unless its digest is this.
-    validate: read every tensor first and refuse NaN and infinite scales.
-    repack: True packs the weights for the CPU's kernels, which then run fastest; False multiplies the file's rows as
-        they lie, loads at once and needs no memory beside the file's pages. By default False where memory is short.
-    progress: called with the bytes of weights that were loaded and that there are.
-    """
-    options = LoadOptions.checked(
-        n_ctx=n_ctx,
-        threads=threads,
-        threads_batch=threads_batch,
-        n_batch=n_batch,
-        n_ubatch=n_ubatch,
-        kv_type=kv_type,
-        n_gpu_layers=n_gpu_layers,
-        device=device,
-        mmap=mmap,
-        mlock=mlock,
-        validate=validate,
-        repack=repack,
-    )
-    file = GGUFFile.open(locate(path).path, mmap=mmap, mlock=mlock, sha256=sha256)
-    try:
-        return Model(file, options, progress)
-    except BaseException:
-        file.close()
-        raise
 
 
 def read_vocabulary(path: str | os.PathLike[str]) -> Vocabulary:
@@ -108,28 +50,15 @@ class Model:
         self.loaded = loaded
         self.config = loaded.config
         self.n_vocab: int = loaded.config.n_vocab
-        self.kv_type = options.kv_type
-        self.n_ctx = options.context(loaded.config.context_length)
         self.long_after = loaded.long_after
+        self.plan, self.engine = replanned(partial(self._engine, options, progress), Planner(loaded, file, options))
+        self.kv_type, self.n_ctx = self.plan.kv_type, self.plan.n_ctx
         if self.n_ctx > loaded.config.context_length:
             warnings.warn(
                 f"n_ctx = {self.n_ctx} is more than the {loaded.config.context_length} tokens that the model was "
                 "trained with; expect nonsense beyond them",
                 stacklevel=4,
             )
-        self.engine = Engine(
-            loaded,
-            file,
-            n_ctx=self.n_ctx,
-            threads=options.threads,
-            threads_batch=options.threads_batch,
-            n_batch=options.n_batch,
-            n_ubatch=options.n_ubatch,
-            kv_type=options.kv_type,
-            device=options.gpu(len(loaded.config.blocks)),
-            progress=progress,
-            repack=packs_weights(file.mmap, loaded, self.n_ctx, options),
-        )
         if file.mmap:
             file.check_intact()  # what was lost while it was packed reads as zeros
         self.turn = _Turn(self)
@@ -138,6 +67,26 @@ class Model:
         self.untidy = False  # some of them may have none any more
         self._templates: dict[str | None, ChatTemplate] = {}
         self.closed = False
+
+    def _engine(self, options: LoadOptions, progress: Callable[[int, int], None] | None, plan: Plan) -> Engine:
+        """That follows the plan."""
+        for text in plan.notes:
+            warnings.warn(text, stacklevel=6)
+        return Engine(
+            self.loaded,
+            self.file,
+            n_ctx=plan.n_ctx,
+            threads=options.threads,
+            threads_batch=options.threads_batch,
+            n_batch=options.n_batch,
+            n_ubatch=plan.assignment.n_ubatch,
+            n_seq=N_SEQ,
+            n_kv_pages=plan.kv_pages,
+            kv_type=plan.kv_type,
+            progress=progress,
+            repack=plan.packed,
+            **engine_placement(plan),
+        )
 
     # text and tokens
 
@@ -232,7 +181,7 @@ class Model:
 
     def describe(self) -> str:
         """What runs where, with which kernels, in how much memory."""
-        return self.engine.describe()
+        return "\n".join([*self.plan.summary(), self.engine.describe()])
 
     def close(self) -> None:
         """Give memory and threads back; sessions and generators of the model raise an error afterwards."""

@@ -6,18 +6,24 @@ import contextlib
 import ctypes
 import gc
 import os
+import random
 import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import hybridkern as hk
 from hybridkern.gguf import GGUFFile
+from hybridkern.kernels.cuda.device import Device
 from hybridkern.kernels.cuda.driver import Memory
 from hybridkern.model import LoadedModel
 from hybridkern.plan.assignment import Assignment
+from hybridkern.plan.rates import DEFAULT_RATES
+from hybridkern.runtime import planning
 from hybridkern.runtime.engine import Engine
 
 name, path = sys.argv[1:]
@@ -53,7 +59,7 @@ def tokens() -> None:
         check(model, PROMPT, 300, v)
         check(model, PROMPT * 60, 20, v)
         check(model, PROMPT, 30, v, temperature=1.0, top_k=1)
-        with load(n_gpu_layers=0) as cpu:  # the same draws from the likeliest tokens as from all logits
+        with load(n_gpu_layers=0, device=None) as cpu:  # the same draws from the likeliest tokens as from all logits
             assert cpu.engine.n_top == 0 and model.engine.n_top == 256
         options: dict[str, Any] = {"max_tokens": 60, "temperature": 1.5, "seed": 3, "ignore_eos": True}
         few = [(p.token_id, round(p.logprob, 4)) for p in model.generate(PROMPT, top_k=40, min_p=0, **options)]
@@ -152,7 +158,7 @@ def loads() -> None:
         assert Memory.live == 0
     load()  # and forgotten
     gc.collect()
-    load(n_gpu_layers=0).close()
+    load(n_gpu_layers=0, device=None).close()
     for _ in range(100):
         time.sleep(0.02)
         if Memory.live == 0:
@@ -179,6 +185,53 @@ def memory() -> None:
             raise AssertionError("there was enough")
         assert Memory.live == live
         check(model, PROMPT, 9, model.n_vocab)
+
+
+def plans() -> None:
+    """What the driver gives is what the plan said, to the byte, whatever is fixed by hand."""
+    slow = replace(DEFAULT_RATES.cpu, macs={"": 1e6})  # so that streaming gains, even here
+    planning.known_rates = lambda *of: replace(DEFAULT_RATES, cpu=slow)
+    planning.are_known = lambda *of: True
+    rng, streamed = random.Random(5), 0
+    devices = ("cpu", "cuda0")
+    for i in range(24):
+        parts = [f"blk.0={rng.choice(devices)}", f"blk.1.ffn={rng.choice(devices)}", f"kv.1={rng.choice(devices)}"]
+        options: dict[str, Any] = {"place": ",".join(rng.sample(parts, rng.randint(0, 3))) or None}
+        options |= {"n_gpu_layers": rng.choice([0, 1, 2, 3, "all", "auto"]), "kv_offload": rng.random() < 0.85}
+        options |= {
+            "n_ubatch": rng.choice([None, 1, 100, 700]),
+            "n_ctx": rng.choice([200, 3000]),
+            "op_offload": i % 4 != 0,
+        }
+        with load(**options) as model:
+            held = model.plan.device("cuda0")
+            planned = {} if held is None else {k: n for k, n in held.memory.items() if k != "CUDA graphs"}
+            part = model.engine.parts.get("cuda0")
+            found = {} if part is None else {k: n for k, n in part.nbytes.items() if n}
+            assert found == planned, (options, found, planned)
+            assert Memory.live == sum(found.values())
+            streamed += bool(model.plan.assignment.streamed)
+    assert Memory.live == 0 and streamed > 1, streamed
+
+
+def stolen() -> None:
+    """Another process takes memory between plan and load."""
+    thief: list[Memory] = []
+    original = planning.Planner.plan
+
+    def plan(self: planning.Planner) -> Any:
+        made = original(self)
+        if not thief:
+            thief.append(Device.get(0).run(Memory, 80 << 20, "somebody"))
+        return made
+
+    planning.Planner.plan = plan  # type: ignore[method-assign]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model = load(n_gpu_layers="auto", n_ctx=1 << 18, fit_margin=0)
+    assert [1 for w in said if "planning again with the memory that is free now (1 of 3)" in str(w.message)] == [1]
+    assert "cpu" in model.plan.assignment.kv
+    assert len(list(model.generate(PROMPT, max_tokens=3, **GREEDY))) == 3
 
 
 def view() -> None:

@@ -73,11 +73,16 @@ class Placement:
         for w in distinct.values():
             require_matrix(w)
         kept: list[np.ndarray[Any, Any]] = []  # copies that the device reads
-        pieces = [piece for w in distinct.values() for piece in self._pieces(w, kept)]
+        # All in one piece: a driver gives whole multiples of 2 MiB, which for each matrix would waste 1 on average.
+        sizes = [padded(device_bytes(w.type, w.rows, w.cols), 256) for w in distinct.values()]
+        at = self.memory(sum(sizes), "weights") if sizes else 0
+        pieces: list[Piece] = []
+        for w, size in zip(distinct.values(), sizes, strict=True):
+            pieces += self._pieces(w, at, kept)
+            at += size
         self.uploaded = upload(self._kernels, pieces, progress)
 
-    def _pieces(self, w: Weight, kept: list[np.ndarray[Any, Any]]) -> Iterator[Piece]:
-        base = self.memory(device_bytes(w.type, w.rows, w.cols), "weights")
+    def _pieces(self, w: Weight, base: int, kept: list[np.ndarray[Any, Any]]) -> Iterator[Piece]:
         self._weights[key_of(w)] = base
         data = np.ascontiguousarray(w.data)
         kept.append(data)

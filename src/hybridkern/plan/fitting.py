@@ -1,0 +1,280 @@
+"""Finds the assignment that answers soonest, within what the user fixed and what the devices hold.
+
+Tensors are ranked by the bytes of them that a token reads over the bytes that they take: the embedding, of which a
+token reads one row, comes last. What reads all of itself, which is everything else of a dense model, is equal in that
+respect, so whole blocks come first, from the last one on, then parts of blocks, then single matrices, as long as
+there is room: fewer crossings for the same bytes. A second order, attention and caches before all feed-forward
+networks, is tried as well, each with and without streaming, for every number of tokens of a step. The cost model
+chooses what makes one number least: the seconds of a prompt of 512 tokens and an answer of 256, and a tenth of those of
+a prompt of 2,048.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hybridkern.errors import OutOfMemoryError
+
+from .assignment import CPU, Assignment
+from .devices import GRAPH_BYTES, MIB, Gpu
+from .inventory import Inventory
+from .predict import CostModel
+from .rules import ANY_GPU, Fixed
+from .sizes import Sizer
+
+UBATCHES = (512, 1024, 2048)
+PROMPT, ANSWER = 512, 256  # tokens of the request whose time is made short,
+LONG_PROMPT, LONG_SHARE = 2048, 0.1  # and a tenth of the time of a prompt of so many
+STREAM_DEPTH = 2  # blocks of the ring: one costs a fifth of the speed, a third and a fourth gain nothing
+STREAM_SHARES = (1, 2, 4)  # all blocks, half of them, a quarter: each wants its cache on the GPU
+_NEVER = 1 << 30
+
+
+@dataclass(frozen=True)
+class Options:
+    """gpus: that may be used; fills: whether fitting places what is free (-ngl auto); streams: whether weights may be
+    streamed; ubatches: numbers of tokens to choose from; shares: of the GPUs, in the split by layers."""
+
+    gpus: tuple[Gpu, ...]
+    fills: bool
+    streams: bool
+    ubatches: tuple[int, ...]
+    shares: tuple[float, ...] = ()
+
+
+Candidate = tuple[Sequence["Unit"], int, int]  # what lies on GPUs, tokens of a step, blocks that are streamed
+Unit = tuple[str, int | None]  # ("block" | "attention" | "ffn" | "head" | "embedding" | name of a tensor, block)
+
+
+class Fitter:
+    """Of one model. host: bytes of main memory, None: unknown."""
+
+    def __init__(self, inventory: Inventory, fixed: Fixed, sizer: Sizer, cost: CostModel, options: Options) -> None:
+        self.inventory, self.fixed, self.sizer, self.cost, self.options = inventory, fixed, sizer, cost, options
+        self._names = {m.name: m for m in inventory.matrices()}
+
+    def best(self) -> Assignment:
+        """Raises OutOfMemoryError where nothing fits what was fixed."""
+        found = [(self.score(self._assignment(*c)), i, c) for i, c in enumerate(self._variants())]
+        for _, _, (units, n_ubatch, most) in sorted(found):
+            taken = list(units)
+            while True:  # what was quickly had of its buffers is as good as always enough
+                a = self._assignment(taken, n_ubatch, most)
+                a = self._with_threshold(a) if a.streamed else a
+                if self.fits(a, exact=True):
+                    return a
+                if not taken:
+                    break
+                taken.pop()
+        raise self._nothing_fits()
+
+    def holds_all(self) -> bool:
+        """Whether the GPUs hold all blocks."""
+        a = self._assignment(self._by_block() if self.options.fills else [], min(self.options.ubatches))
+        return CPU not in a.tensors.values() and self.fits(a)
+
+    def score(self, a: Assignment) -> float:
+        """Seconds of what a plan is to make short, as far as the context allows."""
+        context = self.sizer.shape.n_ctx
+        prompt, long = (max(1, min(n, context * 3 // 4)) for n in (PROMPT, LONG_PROMPT))
+        answer = max(1, min(ANSWER, context - prompt))
+        decode = answer * self.cost.token(a, prompt + answer // 2)
+        return self.cost.prompt(a, prompt) + decode + LONG_SHARE * self.cost.prompt(a, long)
+
+    def fits(self, a: Assignment, exact: bool = False) -> bool:
+        """Whether every GPU holds its part."""
+        return not any(self.overruns(a, exact).values())
+
+    def overruns(self, a: Assignment, exact: bool = True) -> dict[str, int]:
+        """Bytes that are missing, by GPU."""
+        out = {}
+        for g in self.options.gpus:
+            held = self.sizer.gpu(a, g, exact)
+            need = sum(held.values()) + GRAPH_BYTES if held else 0
+            out[g.name] = max(0, need - g.usable)
+        return out
+
+    def _variants(self) -> Iterator[Candidate]:
+        gpus, fills = bool(self.options.gpus), self.options.fills
+        for n_ubatch in self.options.ubatches:
+            for order in (self._by_block(), self._attention_first()) if gpus and fills else ([],):
+                plain = self._largest(order, n_ubatch, 0)
+                if plain is not None:
+                    yield plain, n_ubatch, 0
+            if not gpus or not self.options.streams:
+                continue
+            n = len(self.inventory.blocks)
+            tries = [(self._from_the_front(), n // share) for share in STREAM_SHARES] + [(self._attention_first(), n)]
+            for order, most in tries if fills else [([], n // share) for share in STREAM_SHARES]:
+                streamed = self._largest(order, n_ubatch, most)
+                if streamed is not None and self._assignment(streamed, n_ubatch, most).streamed:
+                    yield streamed, n_ubatch, most
+
+    def _largest(self, order: Sequence[Unit], n_ubatch: int, most: int) -> list[Unit] | None:
+        """As much of the order as fits: its longest beginning, then whatever else still finds room."""
+        a = self._assignment([], n_ubatch, most)
+        if not self.fits(a):
+            return [] if self.fits(a, exact=True) else None
+        low, high = 0, len(order)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.fits(self._assignment(order[:middle], n_ubatch, most)):
+                low = middle
+            else:
+                high = middle - 1
+        taken = list(order[:low])
+        for unit in self._rest(order[low:]):
+            if self.fits(self._assignment([*taken, unit], n_ubatch, most)):
+                taken.append(unit)
+        return taken
+
+    # orders
+
+    def _by_block(self) -> list[Unit]:
+        last_first = [("block", b.index) for b in reversed(self.inventory.blocks)]
+        return [("head", None), *last_first, ("embedding", None)]
+
+    def _from_the_front(self) -> list[Unit]:
+        """While blocks in front compute, the weights of those behind them come across."""
+        return [("head", None), *(("block", b.index) for b in self.inventory.blocks), ("embedding", None)]
+
+    def _attention_first(self) -> list[Unit]:
+        indices = [b.index for b in reversed(self.inventory.blocks)]
+        return [
+            *(("attention", i) for i in indices),
+            ("head", None),
+            *(("ffn", i) for i in indices),
+            ("embedding", None),
+        ]
+
+    def _rest(self, left: Sequence[Unit]) -> Iterator[Unit]:
+        """Parts of the blocks that found no room whole, the largest first; of blocks alike, three are tried."""
+        tries: dict[object, int] = {}
+        for kind, block in left:
+            if block is None:
+                yield kind, block
+                continue
+            b = self.inventory.blocks[block]
+            parts: list[tuple[Unit, int]] = []
+            if kind == "block":
+                parts = [((role, block), sum(m.file_bytes for m in b.of(role))) for role in ("ffn", "attention")]  # type: ignore[arg-type]
+            mine = b.matrices if kind == "block" else b.of(kind)  # type: ignore[arg-type]
+            parts += [((m.name, block), m.file_bytes) for m in mine]
+            for unit, size in sorted(parts, key=lambda p: -p[1]):
+                key = (unit[0].split(".")[-2] if "." in unit[0] else unit[0], size)
+                tries[key] = tries.get(key, 0) + 1
+                if tries[key] <= 3:
+                    yield unit
+
+    # an assignment of these units
+
+    def _assignment(self, units: Sequence[Unit], n_ubatch: int, most: int = 0) -> Assignment:
+        """With these on GPUs. most: blocks that are streamed, the first of those that can be."""
+        wanted = self._wanted(units)
+        head = self.fixed.head or (ANY_GPU if ("head", None) in units else CPU)
+        embedding = self.fixed.embedding or (ANY_GPU if ("embedding", None) in units else CPU)
+        kv = []
+        for b in self.inventory.blocks:
+            follows = wanted[b.of("attention")[-1].name]
+            kv.append(self.fixed.kv.get(b.index, follows))
+        streamed: dict[int, str] = {}
+        if most:
+            for b in self.inventory.blocks:
+                partly = any(wanted[m.name] == CPU for m in b.matrices)
+                if partly and len(streamed) < most and self.fixed.kv.get(b.index) != CPU:
+                    streamed[b.index] = ANY_GPU
+                    kv[b.index] = self.fixed.kv.get(b.index, ANY_GPU)
+        gpu_of = self._split(wanted, kv, streamed)
+        tensors = {name: gpu_of[self._names[name].block] if d == ANY_GPU else d for name, d in wanted.items()}
+        named = [self._device_of_block(i, tensors, kv[i], gpu_of) for i in range(len(kv))]
+        last = self.options.gpus[-1].name if self.options.gpus else CPU
+        first = next((d for d in named if d != CPU), last)
+        stream_on = {b: named[b] for b in streamed}
+        stream_on = {
+            b: g for b, g in stream_on.items()
+            if all(tensors[m.name] in (CPU, g) for m in self.inventory.blocks[b].matrices)
+        }  # fmt: skip
+        return Assignment(
+            tensors,
+            tuple(named[i] if k == ANY_GPU else k for i, k in enumerate(kv)),
+            first if embedding == ANY_GPU else embedding,
+            (named[-1] if named[-1] != CPU else last) if head == ANY_GPU else head,
+            n_ubatch,
+            stream_on,
+            2 if stream_on else 0,
+            STREAM_DEPTH if stream_on else 0,
+        )
+
+    def _wanted(self, units: Sequence[Unit]) -> dict[str, str]:
+        chosen = set(units)
+        out = {}
+        for m in self.inventory.matrices():
+            free = {("block", m.block), (m.role, m.block), (m.name, m.block)} & chosen
+            out[m.name] = self.fixed.tensors.get(m.name) or (ANY_GPU if free else CPU)
+        return out
+
+    def _device_of_block(self, i: int, tensors: dict[str, str], kv: str, gpu_of: dict[int | None, str]) -> str:
+        """The GPU that a block has anything on, else the one that the split gives it."""
+        if kv not in (CPU, ANY_GPU):
+            return kv
+        on = {tensors[m.name] for m in self.inventory.blocks[i].matrices} - {CPU}
+        if len(on) == 1:
+            return on.pop()
+        return gpu_of[i]
+
+    def _split(self, wanted: dict[str, str], kv: list[str], streamed: dict[int, str]) -> dict[int | None, str]:
+        """The GPU of every block: runs of blocks in proportion to the shares."""
+        names = [g.name for g in self.options.gpus]
+        if len(names) <= 1:
+            return dict.fromkeys([None, *range(len(kv))], names[0] if names else CPU)
+        weight = []
+        for b in self.inventory.blocks:
+            here = sum(m.file_bytes for m in b.matrices if wanted[m.name] == ANY_GPU)
+            weight.append(here + (1 if kv[b.index] == ANY_GPU or b.index in streamed else 0))
+        total, shares = sum(weight) or 1, self.options.shares or tuple(float(g.usable) for g in self.options.gpus)
+        bounds, at = [], 0.0
+        for s in shares:
+            at += s / sum(shares)
+            bounds.append(at)
+        out: dict[int | None, str] = {None: names[-1]}
+        done = 0
+        for i, w in enumerate(weight):
+            middle = (done + w / 2) / total
+            out[i] = names[next((j for j, b in enumerate(bounds[: len(names)]) if middle <= b), len(names) - 1)]
+            done += w
+        return out
+
+    # streaming
+
+    def _with_threshold(self, a: Assignment) -> Assignment:
+        """With the fewest tokens from which on streaming is sooner than the CPU."""
+        never = replace(a, stream_from=_NEVER)
+        always = replace(a, stream_from=1)
+        low, high = 2, a.n_ubatch + 1
+        while low < high:
+            middle = (low + high) // 2
+            if self.cost.step(always, middle).seconds <= self.cost.step(never, middle).seconds:
+                high = middle
+            else:
+                low = middle + 1
+        if low > a.n_ubatch:
+            return replace(a, streamed={}, stream_from=0, stream_depth=0)
+        return replace(a, stream_from=low)
+
+    # errors
+
+    def _nothing_fits(self) -> OutOfMemoryError:
+        n_ubatch = min(self.options.ubatches)
+        missing = self.overruns(self._assignment([], n_ubatch))
+        parts = []
+        for g in self.options.gpus:
+            if missing.get(g.name):
+                held = self.sizer.gpu(self._assignment([], n_ubatch), g)
+                what = ", ".join(f"{name} {n / MIB:.0f} MiB" for name, n in sorted(held.items(), key=lambda x: -x[1]))
+                need = (sum(held.values()) + GRAPH_BYTES) / MIB
+                parts.append(f"{g.name} would need {need:.0f} MiB ({what}) and can give {g.usable / MIB:.0f} MiB")
+        return OutOfMemoryError(
+            f"the model does not fit as it was asked for: {'; '.join(parts)}. Place less there (-ngl, --place, -ot), "
+            "shorten the context (-c), lower -ub, or let fitting choose (-ngl auto)"
+        )
