@@ -44,6 +44,7 @@ def load(
     validate: bool = False,
     repack: bool | None = None,
     progress: Callable[[int, int], None] | None = None,
+    tap: Callable[[LoadedModel], LoadedModel] | None = None,
 ) -> Model:
     """Load a GGUF model.
 
@@ -63,6 +64,7 @@ def load(
     repack: True packs the weights for the CPU's kernels, which then run fastest; False multiplies the file's rows as
         they lie, loads at once and needs no memory beside the file's pages. By default False where memory is short.
     progress: called with the bytes of weights that were loaded and that there are.
+    tap: given the model that is bound to the file, gives the one to record in its place (see `runtime.observing`).
     """
     options = LoadOptions.checked(
         n_ctx=n_ctx,
@@ -80,7 +82,7 @@ def load(
     )
     file = GGUFFile.open(locate(path).path, mmap=mmap, mlock=mlock, sha256=sha256)
     try:
-        return Model(file, options, progress)
+        return Model(file, options, progress, tap)
     except BaseException:
         file.close()
         raise
@@ -96,12 +98,18 @@ class Model:
     """A loaded model. Close it, or use it in a `with` statement, to give its memory back at once."""
 
     def __init__(
-        self, file: GGUFFile, options: LoadOptions, progress: Callable[[int, int], None] | None = None
+        self,
+        file: GGUFFile,
+        options: LoadOptions,
+        progress: Callable[[int, int], None] | None = None,
+        tap: Callable[[LoadedModel], LoadedModel] | None = None,
     ) -> None:
         """Use `hybridkern.load`."""
         self.closed = True  # until everything below is there
         self.file = file
         loaded = LoadedModel.from_gguf(file)
+        if tap is not None:
+            loaded = tap(loaded)
         if options.validate:
             require_finite(file)
         self.vocabulary = Vocabulary.from_metadata(file.metadata)
