@@ -1,4 +1,4 @@
-/* Operations on whole rows: embedding, rotary angles, RMS norm, selection of outputs. */
+/* Operations on whole rows: embedding, rotary angles, RMS norm, selection of outputs, observation. */
 #include <math.h>
 #include <string.h>
 
@@ -98,4 +98,17 @@ void hk_op_select(hk_run *r, const hk_op *op, int thread) {
         if (op->n_emit)
             hk_emit(r, op, out, i, 0, op->x.width);
     }
+}
+
+/* Divided by columns, so that a sum does not depend on the number of threads. */
+void hk_op_observe(hk_run *r, const hk_op *op, int thread) {
+    int64_t b, e, n = hk_rows(r, op->x);
+    hk_split(op->x.width, thread, r->n_threads, &b, &e);
+    for (int64_t i = 0; i < n; i++) {
+        const float *x = hk_row(r->tape, op->x, i);
+        for (int64_t c = b; c < e; c++)
+            op->sums[c] += (double)x[c] * (double)x[c];
+    }
+    if (thread == 0)
+        op->sums[op->x.width] += (double)n;
 }

@@ -71,6 +71,9 @@ int hk_tape_run(hk_run *r, int thread, int first, int last) {
         case HK_OP_SELECT:
             hk_op_select(r, op, thread);
             break;
+        case HK_OP_OBSERVE:
+            hk_op_observe(r, op, thread);
+            break;
         case HK_OP_ELEMENTS:
             hk_op_elements(r, op, thread);
             break;

@@ -19,6 +19,7 @@ typedef enum hk_op_kind {
     HK_OP_ATTEND,
     HK_OP_ELEMENTS, /* glu, add, scale, softcap, or nothing, then quantise */
     HK_OP_SELECT,
+    HK_OP_OBSERVE, /* adds the squares of a buffer's columns to sums that the caller owns */
     HK_OP_ARGMAX
 } hk_op_kind;
 
@@ -103,6 +104,7 @@ typedef struct hk_op {
     float number;      /* eps, factor, cap, scale */
     float softcap;
     const float *vector; /* norm weight */
+    double *sums;        /* observe: [width of x], then the number of rows */
     /* embed */
     const uint8_t *raw;
     int64_t row_bytes, K, table_rows;
@@ -224,6 +226,7 @@ void hk_op_embed(hk_run *r, const hk_op *op, int thread);
 void hk_op_angles(hk_run *r, const hk_op *op, int thread);
 void hk_op_norm(hk_run *r, const hk_op *op, int thread);
 void hk_op_select(hk_run *r, const hk_op *op, int thread);
+void hk_op_observe(hk_run *r, const hk_op *op, int thread);
 void hk_op_elements(hk_run *r, const hk_op *op, int thread);
 void hk_op_heads(hk_run *r, const hk_op *op, int thread);
 void hk_op_matmul(hk_run *r, const hk_op *op, hk_taker *taker);

@@ -13,6 +13,23 @@ import numpy.typing as npt
 from hybridkern.errors import KernelError
 
 
+def quantize(values: npt.ArrayLike, type: str, importance: Any = None, *, threads: int = 1) -> npt.NDArray[np.uint8]:
+    """Floats (..., cols) -> the raw blocks of a format, uint8 (..., bytes of a row).
+
+    type: a name in the format table, such as "Q4_K". importance: (cols,), how much an error in a column matters; None:
+    all alike. Raises KernelError for an unknown format, rows that its blocks do not divide, NaN, infinity, and values
+    that it cannot hold.
+    """
+    from hybridkern.kernels.quantizing import quantize_rows
+
+    given = np.ascontiguousarray(values, np.float32)
+    if given.ndim < 1 or given.size == 0:
+        raise KernelError(f"values of shape {given.shape} have no elements")
+    shape = math.prod(given.shape[:-1]), given.shape[-1]
+    made = quantize_rows(given, "F32", type, shape, importance, threads=threads)
+    return made.reshape(*given.shape[:-1], -1)
+
+
 def dequantize(data: Any, type: str, shape: Sequence[int]) -> npt.NDArray[np.float32]:
     """Raw GGUF blocks -> float32 of `shape`, whose last dimension runs along the blocks.
 

@@ -4,7 +4,7 @@ from .format_table import BY_NAME, SUPPORTED, TYPES, QuantType
 from .metadata import Metadata
 from .reader import GGUFFile
 from .tensors import TensorInfo
-from .validate import Finding, require_finite, validate_quants
+from .validate import Finding, findings_of, require_finite, validate_quants
 
 __all__ = [
     "BY_NAME",
@@ -15,6 +15,7 @@ __all__ = [
     "Metadata",
     "QuantType",
     "TensorInfo",
+    "findings_of",
     "require_finite",
     "validate_quants",
 ]

@@ -78,7 +78,10 @@ class Finding:
         )
 
 
-def _check_tensor(file: GGUFFile, info: TensorInfo) -> list[Finding]:
+def findings_of(file: GGUFFile, info: TensorInfo) -> list[Finding]:
+    """Check one tensor; a Finding per field that is not finite everywhere, none for a type that is not supported."""
+    if info.type not in SUPPORTED:
+        return []
     size = info.type.block_bytes
     blocks = file.data(info.name).reshape(-1, size)
     fields = FIELDS[info.type.name]
@@ -109,8 +112,7 @@ def validate_quants(file: GGUFFile) -> list[Finding]:
     """
     findings = []
     for info in file.tensors.values():
-        if info.type in SUPPORTED:
-            findings += _check_tensor(file, info)
+        findings += findings_of(file, info)
     file.check_intact()
     return findings
 

@@ -90,6 +90,7 @@ cdef extern from "runtime/hk_tape.h" nogil:
         HK_OP_ATTEND
         HK_OP_ELEMENTS
         HK_OP_SELECT
+        HK_OP_OBSERVE
         HK_OP_ARGMAX
     ctypedef struct hk_buffer:
         float *base
@@ -141,6 +142,7 @@ cdef extern from "runtime/hk_tape.h" nogil:
         hk_view y
         float number, softcap
         const float *vector
+        double *sums
         const uint8_t *raw
         int64_t row_bytes, K, table_rows
         hk_dequant_fn dequant

@@ -184,6 +184,10 @@ cdef class Tape:
     def select(self, bint sync, out, x, emit):
         self.append(HK_OP_SELECT, sync, out, x, None, emit)
 
+    def observe(self, bint sync, x, uintptr_t sums):
+        cdef hk_op *op = self.append(HK_OP_OBSERVE, sync, None, x, None, ())
+        op.sums = <double *>sums
+
     def argmax(self, bint sync, x):
         cdef hk_op *op = self.append(HK_OP_ARGMAX, sync, None, x, None, ())
         cdef int64_t chunks = (op.x.width + HK_ARGMAX_CHUNK - 1) // HK_ARGMAX_CHUNK

@@ -181,9 +181,13 @@ class Recorder:
         """Gathers the rows whose logits were asked for: out ("outputs") from x ("tokens")."""
         self._record("select", out, x)
 
-    def observe(self, name: str, x: Buffer) -> None:
-        """Marks x as a point where an accumulator may look (importance matrix, debugging); no fusion across it."""
-        self._record("observe", x, x, name=name)
+    def observe(self, name: str, x: Buffer, sums: np.ndarray | None = None) -> None:
+        """Marks x as a point where an accumulator may look (importance matrix, debugging); no fusion across it.
+
+        sums: float64 [width + 1], to which every step adds the squares of x's columns over the step's rows and, at the
+        end, the number of rows.
+        """
+        self._record("observe", x, x, name=name, sums=sums)
 
 
 @dataclass

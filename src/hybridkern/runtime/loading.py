@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from hybridkern.gguf import GGUFFile
+from hybridkern.model import LoadedModel
 from hybridkern.plan.plan import Plan
 
 from .arguments import LoadOptions
@@ -42,6 +43,7 @@ def load(
     validate: bool = False,
     repack: bool | None = None,
     progress: Callable[[int, int], None] | None = None,
+    tap: Callable[[LoadedModel], LoadedModel] | None = None,
 ) -> Model:
     """Load a GGUF model.
 
@@ -71,6 +73,7 @@ def load(
     repack: True packs the weights for the CPU's kernels, which then run fastest; False multiplies the file's rows as
         they lie, loads at once and needs no memory beside the file's pages. By default False where memory is short.
     progress: called with the bytes of weights that were loaded and that there are.
+    tap: given the model that is bound to the file, gives the one to record in its place (see `runtime.observing`).
     """
     options = LoadOptions.checked(
         n_ctx=n_ctx,
@@ -100,7 +103,7 @@ def load(
     )
     file = GGUFFile.open(locate(path).path, mmap=mmap, mlock=mlock, sha256=sha256)
     try:
-        return Model(file, options, progress)
+        return Model(file, options, progress, tap)
     except BaseException:
         file.close()
         raise

@@ -38,12 +38,18 @@ class Model:
     """A loaded model. Close it, or use it in a `with` statement, to give its memory back at once."""
 
     def __init__(
-        self, file: GGUFFile, options: LoadOptions, progress: Callable[[int, int], None] | None = None
+        self,
+        file: GGUFFile,
+        options: LoadOptions,
+        progress: Callable[[int, int], None] | None = None,
+        tap: Callable[[LoadedModel], LoadedModel] | None = None,
     ) -> None:
         """Use `hybridkern.load`."""
         self.closed = True  # until everything below is there
         self.file = file
         loaded = LoadedModel.from_gguf(file)
+        if tap is not None:
+            loaded = tap(loaded)
         if options.validate:
             require_finite(file)
         self.vocabulary = Vocabulary.from_metadata(file.metadata)

@@ -281,5 +281,12 @@ class TapeBuilder:
             raise KernelError(f"select of {x.name} into {out.name}: outputs of the same width are needed")
         self.tape.select(f.sync, self._view(out), self._view(x), self._emit(f))
 
+    def _add_observe(self, f: Fused) -> None:
+        assert f.op is not None
+        x, sums = f.op.out, f.op.params["sums"]
+        if sums.dtype != np.float64 or sums.shape != (x.width + 1,) or not sums.flags.c_contiguous:
+            raise KernelError(f"observing {x.name} takes float64 ({x.width + 1},), not {sums.dtype} {sums.shape}")
+        self.tape.observe(f.sync, self._view(x), self.tape.own(sums).ctypes.data)
+
     def _add_argmax(self, f: Fused) -> None:
         self.tape.argmax(f.sync, self._view(f.x))

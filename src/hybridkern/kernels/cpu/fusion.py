@@ -80,7 +80,9 @@ class Fused:
         """(read, written): spans, activations, angles and caches."""
         reads: list[Hashable] = [Span.of(self.x)] if self.x is not None else []
         writes: list[Hashable] = list(self.emit)
-        if self.kind == "matmul":
+        if self.kind == "observe" and self.op is not None:
+            reads.append(Span.of(self.op.out))
+        elif self.kind == "matmul":
             for p in self.products:
                 add = p.args[3]
                 act = product_input(p)
@@ -135,7 +137,7 @@ def _grouped(ops: Iterable[Op]) -> Iterator[Fused]:
             last = Fused("heads")
             if not join_heads(last, op, MAX_STREAMS):
                 raise KernelError(f"the CPU set cannot run {op.kind} here")
-        elif op.kind in SINGLE:
+        elif op.kind in SINGLE or (op.kind == "observe" and op.params.get("sums") is not None):
             last = Fused(op.kind, op)
         elif op.kind != "observe":
             raise KernelError(f"the CPU set does not know the operation {op.kind!r}")

@@ -65,6 +65,8 @@ class Fusion:
         unknown = sorted({op.kind for op in ops} - KINDS - {"observe"})
         if unknown:
             raise KernelError(f"the CUDA set does not know the operations {', '.join(unknown)}")
+        if any(op.kind == "observe" and op.params.get("sums") is not None for op in ops):
+            raise KernelError("the CUDA set cannot sum up what it is asked to observe: run this on the CPU (-ngl 0)")
         self._ops, self._n, self._keep = list(ops), n, list(keep)
 
     def launches(self) -> list[Fused]:

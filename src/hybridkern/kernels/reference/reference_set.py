@@ -162,5 +162,8 @@ class ReferenceSet:
     def _op_select(self, out: Buffer, x: Buffer) -> None:
         self._write(out, self.value(x)[np.asarray(self._batch.outputs, np.int64)])
 
-    def _op_observe(self, out: Buffer, x: Buffer, **_: Any) -> None:
-        """Nothing to do: every value can be read after each operation."""
+    def _op_observe(self, out: Buffer, x: Buffer, sums: np.ndarray | None = None, **_: Any) -> None:
+        if sums is not None:  # without them nothing is to do: every value can be read after each operation
+            values = self.value(x)
+            sums[:-1] += (values * values).sum(axis=0)
+            sums[-1] += len(values)

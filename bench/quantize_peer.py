@@ -1,0 +1,57 @@
+"""The independent quantiser and engine, for bench/quantize.py: run by the Python that has llama-cpp-python.
+
+    quantize_peer.py quantize IN OUT FTYPE THREADS        -> {"seconds": ...}
+    quantize_peer.py follow MODEL THREADS < [[ids], ...]  -> per list, what its greedy choice is behind every prefix
+
+`follow` gives (likeliest token, how far its logit is above the next one) for each position.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import time
+
+import numpy as np
+
+
+def quantize(source: str, target: str, file_type: int, threads: int) -> dict[str, float]:
+    """Time `llama_model_quantize`."""
+    import llama_cpp as api
+
+    params = api.llama_model_quantize_default_params()
+    params.ftype, params.nthread = file_type, threads
+    begin = time.perf_counter()
+    code = api.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(params))
+    seconds = time.perf_counter() - begin
+    if code:
+        raise SystemExit(f"llama_model_quantize returned {code}")
+    return {"seconds": seconds}
+
+
+def follow(path: str, threads: int, texts: list[list[int]]) -> list[list[tuple[int, float]]]:
+    """The greedy choices along given tokens."""
+    from adapters import LlamaCpp
+
+    engine = LlamaCpp(path, threads=threads, n_ctx=512)
+    made = []
+    for ids in texts:
+        rows = np.concatenate(list(engine.logits(ids)))
+        best = np.sort(np.partition(rows, -2, axis=1)[:, -2:], axis=1)
+        choices = zip(rows.argmax(axis=1).tolist(), (best[:, 1] - best[:, 0]).tolist(), strict=True)
+        made.append(list(choices))
+    return made
+
+
+if __name__ == "__main__":
+    REPLIES = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # both libraries tell a lot
+    os.dup2(2, 1)
+    if sys.argv[1] == "quantize":
+        answer = quantize(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+    else:
+        answer = follow(sys.argv[2], int(sys.argv[3]), json.load(sys.stdin))
+    json.dump(answer, REPLIES)
+    REPLIES.flush()
