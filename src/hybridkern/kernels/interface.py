@@ -134,7 +134,7 @@ class Recorder:
         add: Buffer | None = None,
         precise: bool = False,
     ) -> None:
-        """out = x @ w.T (+ bias) (+ add). out may be add. precise: a set that rounds x to int8 takes 15 bits of it here,
+        """out = x @ w.T (+ bias) (+ add). out may be add. precise: a set that rounds x to int8 takes 15 bits of it,
         at the cost of a second column: for products of few rows whose errors nothing behind them averages."""
         self._record("matmul", out, x, w, bias, add, precise=precise)
 
