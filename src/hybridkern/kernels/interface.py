@@ -134,8 +134,8 @@ class Recorder:
         add: Buffer | None = None,
         precise: bool = False,
     ) -> None:
-        """out = x @ w.T (+ bias) (+ add). out may be add. precise: a set that rounds x to int8 takes 15 bits of it here,
-        at the cost of a second column: for products of few rows whose errors nothing behind them averages."""
+        """out = x @ w.T (+ bias) (+ add). out may be add. precise: a set that rounds x to int8 takes 15 bits of it, at
+        the cost of a second column: for products of few rows whose errors nothing behind averages."""
         self._record("matmul", out, x, w, bias, add, precise=precise)
 
     def head_norm(self, x: Buffer, head_dim: int, weight: Vector, eps: float) -> None:
