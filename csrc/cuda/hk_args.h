@@ -48,10 +48,11 @@ typedef struct hk_matvec_args {
     hk_part part[HK_MAX_PARTS]; /* with glu: gate, up; the result goes to part[0].out */
     /* One column: float input, normalised by `norm` if that is given, quantised by every CTA for itself. */
     const float *x, *norm;
-    /* More columns: quantised input, see hk_rows.cuh. */
-    const signed char *codes;
-    const unsigned char *meta;
-    long long staged; /* whether codes and meta are copied to shared memory */
+    /* More columns: halves, see hk_rows.cuh, and what the results must be multiplied by. */
+    const unsigned short *half;
+    const float *half_scale; /* [tokens] */
+    long long half_stride;   /* tokens of a chunk */
+    long long staged;        /* whether halves are copied to shared memory */
     hk_step step;
 } hk_matvec_args;
 
@@ -71,9 +72,7 @@ enum { HK_ROW_COPY, HK_ROW_GLU_SILU, HK_ROW_GLU_GELU_TANH, HK_ROW_ADD, HK_ROW_SC
 typedef struct hk_rows_args {
     hk_step step;
     const float *x, *y, *norm, *add;
-    float *out;         /* f32, or NULL */
-    signed char *codes; /* quantised, or NULL */
-    unsigned char *meta;
+    float *out;           /* f32, or NULL */
     unsigned short *half; /* f16 and its scale, or NULL */
     float *half_scale;
     long long half_stride; /* tokens of a chunk */

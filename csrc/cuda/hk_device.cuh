@@ -312,6 +312,10 @@ HK_FN void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         : "r"(a[2]), "r"(a[3]), "r"(b1));
 #endif
 }
+/* The compiler does not see through these: what is computed from the value later, is computed there. */
+#define HK_OPAQUE(pointer)   asm volatile("" : "+l"(pointer))
+#define HK_OPAQUE_WORD(word) asm("" : "+r"(word))
+
 /* The transpose of an 8x8 matrix of halves: lane l holds columns 2 (l % 4) and the next of row l / 4, before and after.
  */
 HK_FN u32 turned(u32 pair) {

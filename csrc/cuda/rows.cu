@@ -43,7 +43,7 @@ HK_FN float half_exponent(float peak) {
     return __uint_as_float((u32)(127 + e) << 23);
 }
 
-/* One row per block; width is a multiple of 4 (of 32 where codes are asked for). */
+/* One row per block; width is a multiple of 4. */
 HK_KERNEL hk_rows(const __grid_constant__ hk_rows_args a) {
     __shared__ float reduce[HK_MAX_WARPS];
     allow_next();
@@ -91,8 +91,6 @@ HK_KERNEL hk_rows(const __grid_constant__ hk_rows_args a) {
         if (a.half && i < end)
             store_half_quad(a.half, a.half_stride, i, t, pack_half2(v[0] * up, v[1] * up),
                             pack_half2(v[2] * up, v[3] * up));
-        if (a.codes)
-            quantise_quad(v, i, a.width, t, a.codes, a.meta, in);
     }
 }
 

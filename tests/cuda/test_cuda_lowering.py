@@ -96,11 +96,12 @@ def test_every_architecture_lowers(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_a_decode_block_is_six_launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What stands behind the last attention takes its input in two parts."""
     names = [x.function for x in tape_of(monkeypatch, tmp_path, "llama", type="Q4_K", n_layer=1).launches(1)]
     assert names == [
         "hk_angles", "hk_embed_q4_k",
-        "hk_matvec_q4_k", "hk_heads", "hk_decode64_f16", "hk_matvec_q4_k", "hk_matvec_q4_k", "hk_matvec_q4_k",
-        "hk_rows", "hk_matvec_q4_k", "hk_argmax",
+        "hk_matvec_q4_k", "hk_heads", "hk_decode64_f16", "hk_matvec2_q4_k", "hk_matvec2_q4_k", "hk_matvec2_q4_k",
+        "hk_rows", "hk_matvec2_q4_k", "hk_argmax",
     ]  # fmt: skip
 
 
