@@ -30,6 +30,29 @@ HK_FN float gelu_tanh(float x) {
     return 0.5f * x * (1.0f + tanh_of(0.7978845608028654f * (x + 0.044715f * x * x * x)));
 }
 
+/* --- operations by element (hk_rows_args) --- */
+
+HK_FN float combine(int mode, float x, float y, float number) {
+    switch (mode) {
+    case HK_ROW_GLU_SILU:
+        return silu(x) * y;
+    case HK_ROW_GLU_GELU_TANH:
+        return gelu_tanh(x) * y;
+    case HK_ROW_ADD:
+        return x + y;
+    case HK_ROW_SCALE:
+        return x * number;
+    case HK_ROW_SOFTCAP:
+        return number * tanh_of(x / number);
+    default:
+        return x;
+    }
+}
+HK_FN bool has_second(int mode) {
+    return mode == HK_ROW_GLU_SILU || mode == HK_ROW_GLU_GELU_TANH || mode == HK_ROW_ADD;
+}
+HK_FN s64 source_row(const hk_rows_args &a, int t) { return a.mode == HK_ROW_SELECT ? a.step.outputs[t] : t; }
+
 /* Rounds four values by adding 1.5 * 2^23, which leaves the codes in the low bytes; times 0 where the unit is bad. */
 HK_FN u32 four_codes(const float *v, float inverse, bool bad) {
     u32 c[4];

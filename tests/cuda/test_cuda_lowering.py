@@ -51,10 +51,17 @@ class FakeHostMemory:
         return self._array[offset : offset + nbytes]
 
 
+class NoKernels:
+    """Images without any kernel."""
+
+    def has(self, name: str) -> bool:
+        return not name
+
+
 class FakeDevice:
     """A device, a stream and a graph that do nothing."""
 
-    processors, block_memory, kernels, early, handle, capability = 132, 227 << 10, None, True, 1, (9, 0)
+    processors, block_memory, kernels, early, handle, capability = 132, 227 << 10, NoKernels(), True, 1, (9, 0)
 
     def __init__(self, wgmma: bool = False) -> None:
         self.stream, self.wgmma = self, wgmma

@@ -73,6 +73,8 @@ TOPK = _struct(
 )
 LINK_ROWS = _struct((P, "at"), (I64, "stride"), (P, "host"), (I32, "width outputs"))
 LINK = _struct((STEP, "step"), (LINK_ROWS, "rows", (MAX_CROSSING,)), (P, "flag abort"), (I32, "n_rows quads"))
+FORMAT = _struct((I32, "id columns record meta"))
+TOKEN = _struct((STEP, "step"), (P, "tape arrived stamps"), (I32, "n ring tiles input"))
 CHOICE = _struct((I32, "best position"), (F32, "value lse"))
 
 

@@ -39,13 +39,15 @@ Struct = dict[str, Any]
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch; args: the bytes of its struct."""
+    """One kernel launch; args: the bytes of its struct. together: its blocks wait for each other, so that all of them
+    must be there at the same time."""
 
     function: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared: int
     args: np.ndarray[Any, Any]
+    together: bool = False
 
 
 def home_of(function: str) -> str:
@@ -57,6 +59,8 @@ def home_of(function: str) -> str:
         ("link", "link"),
         ("prefill", "attend_prefill"),
         ("decode", "attend_decode"),
+        ("token8", "token8"),
+        ("token", "token"),
     ):
         if function.startswith(f"hk_{prefix}"):
             return home
