@@ -1,0 +1,9 @@
+/* The step of one token (hk_token.cuh) for heads of up to 128 values. Compiled where weights come by bulk copies. */
+#if __CUDA_ARCH__ >= 900
+#define WARPS 16
+#define RING  8704
+#include "hk_token.cuh"
+
+HK_KERNEL __launch_bounds__(THREADS, 1) hk_token_64(const __grid_constant__ hk_token_args a) { token<64>(a); }
+HK_KERNEL __launch_bounds__(THREADS, 1) hk_token_128(const __grid_constant__ hk_token_args a) { token<128>(a); }
+#endif
