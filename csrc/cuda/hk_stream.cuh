@@ -14,6 +14,7 @@
 
 #define HK_TAPE    8         /* instructions in shared memory */
 #define HK_AHEAD   16        /* of a warp on their way, at most */
+#define HK_RUNS    4         /* of a warp, known before they are asked for */
 #define MOST_TRIES (1 << 26) /* of a wait, before it is taken for a fault */
 
 /* What a block has to do of a group of products. */
@@ -59,6 +60,19 @@ HK_FN tile_place place_of(const hk_matvec_args &a, const block_share &s, int v) 
     return {part, t, second};
 }
 
+/* Where a warp's asking has come to: the instruction, its tile, the step in it, steps left behind the run. In shared
+ * memory, as it is rarely needed. */
+struct feed_place {
+    int at, v, step, left;
+};
+/* Steps that follow each other in memory. unit: bytes of one; behind: the number of an attention whose memory is taken
+ * from here on, plus 1. */
+struct weight_run {
+    const u8 *from;
+    u32 bytes;
+    u16 unit, behind;
+};
+
 /* The instructions that are in shared memory: [..., known). */
 struct tape_window {
     const hk_instruction *at;
@@ -75,13 +89,17 @@ template <int N_WARPS> struct weight_stream {
     int put, got, warp, lane;
     /* what is asked for next */
     const u8 *from;
-    u32 bytes, unit;                 /* left of a tile's run; of a step */
-    int at, v, step, left, reserved; /* reserved: the attention that the end of the memory is kept free for, or -1 */
-    bool outputs;                    /* whether products of output rows are wanted */
+    u32 bytes, unit; /* left of a tile's run; of a step */
+    feed_place *feed;
+    weight_run *runs; /* [HK_RUNS], the next ones: worked out while there is nothing else to do */
+    int first, ready;
+    int reserved; /* the attention that the end of the memory is kept free for, or -1 */
+    bool outputs; /* whether products of output rows are wanted */
 
     __device__ __forceinline__ void start() {
         head = tail = 0, put = got = 0;
-        bytes = 0, left = 0, at = reserved = -1;
+        bytes = 0, reserved = -1, first = ready = 0;
+        *feed = {-1, 0, 0, 0};
 #if __CUDA_ARCH__ >= 800
         if (lane < HK_AHEAD)
             asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barriers + lane)),
@@ -136,41 +154,78 @@ template <int N_WARPS> struct weight_stream {
         head = to + n;
         put++;
     }
-    /* The next run of steps in memory; false if its instruction is not known yet, or must wait. What comes behind
-     * attention stays out of the area. attends: whether the warp has a part in it. */
-    template <class ATTENDS> __device__ __forceinline__ bool next(const tape_window &tape, ATTENDS attends) {
-        while (left == 0) {
-            if (at + 1 >= tape.known)
+    /* Works out one more run; false if its instruction is not known yet. attends: whether the warp has a part in it. */
+    template <class ATTENDS> __device__ __forceinline__ bool find(const tape_window &tape, ATTENDS attends) {
+        __syncwarp();
+        feed_place f = *feed;
+        __syncwarp();
+        int behind = 0;
+        while (f.left == 0) {
+            int next = f.at + 1;
+            if (next >= tape.known) {
+                if (behind) /* again, when what follows is known */
+                    next = behind - 1;
+                *feed = {next - 1, 0, 0, 0};
                 return false;
-            const hk_instruction &i = tape[at + 1];
-            if (i.kind == HK_DO_ATTEND) {
-                if (reserved >= 0)
-                    return false;
-                if (attends(i))
-                    reserved = at + 1;
             }
-            at++;
+            const hk_instruction &i = tape[next];
+            f.at = next;
+            if (i.kind == HK_DO_ATTEND && attends(i))
+                behind = next + 1;
             if (i.kind != HK_DO_PRODUCTS || (i.products.rows_are_outputs && !outputs))
                 continue;
             block_share s = share_of(i.products, blockIdx.x, gridDim.x);
             int begin = first_step(s, warp, N_WARPS);
-            left = first_step(s, warp + 1, N_WARPS) - begin;
-            v = begin / s.steps;
-            step = begin - v * s.steps;
+            f.left = first_step(s, warp + 1, N_WARPS) - begin;
+            f.v = begin / s.steps;
+            f.step = begin - f.v * s.steps;
         }
-        const hk_instruction &i = tape[at];
+        const hk_instruction &i = tape[f.at];
         const hk_matvec_args &a = i.products;
         block_share s = share_of(a, blockIdx.x, gridDim.x);
-        tile_place p = place_of(a, s, v);
-        const hk_format &f = i.format[p.second];
-        u32 per_step = 256 / f.columns, records = ((u32)a.cols + f.columns - 1) / f.columns, first = step * per_step;
-        int n = min(s.steps - step, left);
-        from = a.part[p.part].w.at + ((s64)p.tile * records + first) * f.record;
-        bytes = min(n * per_step, records - first) * f.record;
-        unit = per_step * f.record;
-        left -= n;
-        step = 0;
-        v++;
+        tile_place p = place_of(a, s, f.v);
+        const hk_format &format = i.format[p.second];
+        u32 per_step = 256 / format.columns, records = ((u32)a.cols + format.columns - 1) / format.columns;
+        u32 skipped = f.step * per_step;
+        int tiles = 1; /* whole steps go on in the part's next tile */
+        if (((int)a.cols & 255) == 0)
+            tiles = min((f.v < s.n_first ? s.n_first : s.tiles) - f.v, (((int)a.part[p.part].rows + 15) >> 4) - p.tile);
+        int n = min(tiles * s.steps - f.step, f.left);
+        runs[(first + ready) % HK_RUNS] = {a.part[p.part].w.at + ((s64)p.tile * records + skipped) * format.record,
+                                           min(n * per_step, tiles * records - skipped) * format.record,
+                                           (u16)(per_step * format.record), (u16)behind};
+        *feed = {f.at, f.v + tiles, 0, f.left - n};
+        ready++;
+        return true;
+    }
+    /* Works out what comes next, before it is needed. */
+    template <class ATTENDS> __device__ __forceinline__ void look_ahead(const tape_window &tape, ATTENDS attends) {
+        while (ready < HK_RUNS && find(tape, attends))
+            ;
+    }
+    /* The next run; false if it is not known yet, or must wait. What comes behind attention stays out of the area. */
+    template <class ATTENDS> __device__ __forceinline__ bool next(const tape_window &tape, ATTENDS attends) {
+        if (ready == 0 && !find(tape, attends))
+            return false;
+        weight_run r = runs[first % HK_RUNS];
+        if (r.behind) {
+            if (reserved >= 0)
+                return false;
+            reserved = r.behind - 1;
+        }
+        from = r.from, bytes = r.bytes, unit = r.unit;
+        first++;
+        ready--;
+        return true;
+    }
+    /* Asks for the next step of a run, if there is room. */
+    __device__ __forceinline__ bool ask_next() {
+        u32 n = min(bytes, unit), to;
+        if (!place(n, to))
+            return false;
+        ask(to, n);
+        from += n;
+        bytes -= n;
         return true;
     }
     /* Asks for as much as there is room for. */
@@ -178,12 +233,8 @@ template <int N_WARPS> struct weight_stream {
         for (;;) {
             if (bytes == 0 && !next(tape, attends))
                 return;
-            u32 n = min(bytes, unit), to;
-            if (!place(n, to))
+            if (!ask_next())
                 return;
-            ask(to, n);
-            from += n;
-            bytes -= n;
         }
     }
     /* Attention number i is over. */
@@ -191,19 +242,23 @@ template <int N_WARPS> struct weight_stream {
         if (reserved == i)
             reserved = -1;
     }
+    __device__ __forceinline__ bool is_there(u32 barrier, u32 parity) {
+        u32 done = 1;
+#if __CUDA_ARCH__ >= 800
+        asm volatile("{ .reg .pred p; mbarrier." HK_TEST_WAIT ".parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+#endif
+        return done;
+    }
     /* The oldest piece, once it is there. */
     __device__ __forceinline__ const u8 *take() {
 #if __CUDA_ARCH__ >= 800
-        u32 b = shared_address(barriers + got % HK_AHEAD), parity = got / HK_AHEAD & 1, done = 0;
-        for (int tries = 0; !done; tries++) {
-            asm volatile("{ .reg .pred p; mbarrier." HK_TEST_WAIT
-                         ".parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                         : "=r"(done)
-                         : "r"(b), "r"(parity)
-                         : "memory");
+        u32 b = shared_address(barriers + got % HK_AHEAD), parity = got / HK_AHEAD & 1;
+        for (int tries = 0; !is_there(b, parity); tries++)
             if (tries > MOST_TRIES)
                 asm volatile("trap;");
-        }
 #else
         __syncwarp();
 #endif

@@ -70,7 +70,12 @@ template <int HD> HK_FN void token(const hk_token_args &args) {
     b.sums = (float *)(offsets + WARPS * HK_AHEAD);
     b.rest = b.sums + 16 * args.tiles;
     b.squares = b.rest + 16 * WARPS;
-    b.input = (u8 *)(b.squares + 32);
+    b.place = (int *)(b.squares + 16);
+    feed_place *feeds = (feed_place *)(b.squares + 32);
+    weight_run *runs = (weight_run *)(feeds + WARPS);
+    b.input = (u8 *)(runs + WARPS * HK_RUNS);
+    b.stream.runs = runs + warp * HK_RUNS;
+    b.stream.feed = feeds + warp;
     b.tape = {tape, 0};
     b.stream.data = shared + warp * args.ring;
     b.stream.barriers = barriers + warp * HK_AHEAD;
@@ -82,6 +87,10 @@ template <int HD> HK_FN void token(const hk_token_args &args) {
     b.stream.start();
     b.position = args.step.positions[0];
     b.outputs = args.step.counts[1];
+    if (thread == 0) {
+        b.place[0] = args.step.sequences[0];
+        b.place[1] = args.step.pages[b.place[0] * args.step.page_stride + b.position / HK_PAGE];
+    }
     b.stream.outputs = b.outputs > 0;
     bool idle = args.step.counts[0] == 0;
     __syncthreads();
@@ -95,6 +104,7 @@ template <int HD> HK_FN void token(const hk_token_args &args) {
         b.index = i;
         STAMP(0);
         fill(b);
+        look_ahead(b);
         if (it.kind == HK_DO_ATTEND) {
             attention<HD>(b, it);
         } else if (it.kind == HK_DO_PRODUCTS) {

@@ -14,7 +14,7 @@ template <int HD, int TYPE> HK_FN void attend_part(token_block &b, const hk_inst
     const hk_attend_args &a = i.attend;
     int warp = b.stream.warp, lane = b.stream.lane, begin = p.begin + warp, end = p.end;
     u8 *ring = b.stream.data + b.stream.room - RING;
-    part_of_cache c = {a.step.pages + a.step.sequences[0] * a.step.page_stride, p.kv_head, p.low, b.position + 1};
+    part_of_cache c = {a.step.pages + b.place[0] * a.step.page_stride, p.kv_head, p.low, b.position + 1};
     int items = begin < end ? (end - begin + WARPS - 1) / WARPS * 2 : 0, early = 0;
     if (items && (a.cache.dim_k < HD || a.cache.dim_v < HD)) {
         u32x4 z = {{0, 0, 0, 0}};
@@ -25,10 +25,12 @@ template <int HD, int TYPE> HK_FN void attend_part(token_block &b, const hk_inst
     while (early < min(items, SLOTS) && (begin + early / 2 * WARPS + 1) * CHUNK <= b.position)
         early += 2;
     fetch_items<HD, TYPE>(a, c, ring, begin, items, 0, early, lane);
+    const hk_heads_args &h = i.heads;
+    if (h.stream[0].angles && lane < (h.stream[0].half + 15) / 16) /* they were there before this kernel */
+        asm volatile("prefetch.global.L1 [%0];" ::"l"(h.stream[0].angles + 32 * lane));
     wait_for_others(b, i.waits);
     STAMP(1);
     /* Queries, and for the last part of the cache the new key and value. */
-    const hk_heads_args &h = i.heads;
     float *queries = (float *)b.input;
     int jobs = p.rows + (p.split == p.splits - 1 ? h.n_streams - 1 : 0);
     for (int j = warp; j < jobs; j += WARPS) {
@@ -36,9 +38,10 @@ template <int HD, int TYPE> HK_FN void attend_part(token_block &b, const hk_inst
         const hk_stream &s = h.stream[query ? 0 : 1 + j - p.rows];
         int head = query ? p.first_head + j : p.kv_head;
         float *y = queries + (query ? j : 18 + j - p.rows) * HD, *v = queries + (8 + j) * HD;
-        turn_head(s, s.x + head * s.dim, s.angles, v, y, lane);
+        turn_head<false>(s, s.x + head * s.dim, s.angles, v, y, lane);
         if (s.store)
-            store_token(h, 0, head, s, y, lane);
+            store_head<TYPE>(plane_of<TYPE>(h.cache, b.place[1], head, s.store == 2), s.dim, b.position % HK_PAGE, y,
+                             lane);
     }
     __syncthreads();
     STAMP(2);

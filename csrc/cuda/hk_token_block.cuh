@@ -33,6 +33,7 @@ struct token_block {
     tape_window tape;
     float *sums, *rest, *squares; /* [tiles][16], [WARPS][16] of warps that go on with a tile, [WARPS] */
     u8 *input;
+    int *place;                             /* [2] the token's sequence, and the page that its key and value go to */
     int index, barriers, position, outputs; /* instruction; barriers that it has passed */
 };
 
@@ -91,9 +92,13 @@ HK_FN bool attends(const token_block &b, const hk_instruction &i, int warp) {
     return p.any && p.begin + warp < p.end;
 }
 
-/* Asks for weights as far as there is room. */
+/* Asks for weights as far as there is room; works out what is asked for next. */
 HK_FN void fill(token_block &b) {
     b.stream.fill(b.tape, [&](const hk_instruction &i) { return attends(b, i, b.stream.warp); });
+}
+
+HK_FN void look_ahead(token_block &b) {
+    b.stream.look_ahead(b.tape, [&](const hk_instruction &i) { return attends(b, i, b.stream.warp); });
 }
 
 #endif

@@ -58,14 +58,31 @@ template <int E, bool NORMALISE> HK_FN void prepare(token_block &b, const hk_ins
     __syncthreads();
 }
 
-HK_FN void multiply(int format, const u8 *w, int units, const s8 *codes, const u8 *meta, int lane, float (&y)[2]) {
+/* Steps of one tile, up to `count`: fewer where the run of what is asked for ends. Returns how many. */
+template <class F>
+HK_FN int take_run(weight_stream<WARPS> &stream, int count, int units, const s8 *codes, const u8 *meta, float (&y)[2]) {
+    int left = count;
+    do {
+        multiply_one<F>(stream.take(), (units + F::UNITS - 1) / F::UNITS, codes, meta, stream.lane, y);
+        stream.release();
+        if (stream.bytes)
+            stream.ask_next();
+        codes += HK_STEP_CODES;
+        meta += 8 * step_of<F>::META;
+        units -= 8;
+    } while (--left && stream.bytes);
+    return count - left;
+}
+HK_FN int take_some(int format, weight_stream<WARPS> &stream, int count, int units, const s8 *codes, const u8 *meta,
+                    float (&y)[2]) {
     switch (format) {
-#define HK_DO(F) multiply_one<F>(w, (units + F::UNITS - 1) / F::UNITS, codes, meta, lane, y)
+#define HK_DO(F) return take_run<F>(stream, count, units, codes, meta, y)
 #define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act) HK_CASE_##act(NAME, lower, id)
 #include "../formats/hk_types.def"
 #undef HK_TYPE
 #undef HK_DO
     }
+    return count;
 }
 
 HK_FN void take_steps(token_block &b, const hk_instruction &i, const block_share &s, const only_column &x) {
@@ -81,13 +98,13 @@ HK_FN void take_steps(token_block &b, const hk_instruction &i, const block_share
         const u8 *meta = (second ? x.meta2 : x.meta) + meta_step * at;
         float y[2] = {0, 0};
         left -= count;
-        for (; count; count--) {
-            multiply(format, stream.take(), units, codes, meta, lane, y);
-            stream.release();
+        while (count) {
+            int n = take_some(format, stream, count, units, codes, meta, y);
             fill(b);
-            codes += HK_STEP_CODES;
-            meta += meta_step;
-            units -= 8;
+            count -= n;
+            codes += HK_STEP_CODES * n;
+            meta += meta_step * n;
+            units -= 8 * n;
         }
         bool upper = lane & 1;
         float sum = (upper ? y[1] : y[0]) + __shfl_xor_sync(~0u, upper ? y[0] : y[1], 1);
@@ -136,6 +153,8 @@ HK_FN void products(token_block &b, const hk_instruction &i) {
     take_steps(b, i, s, x);
     STAMP(3);
     __syncthreads();
+    s = share_of(a, blockIdx.x, gridDim.x); /* again: registers are short in between */
+    tiles = s.glu ? s.n_first : s.tiles;
     float factor = 1;
     if (a.normalise)
         factor = rsqrtf(warp_sum((thread & 31) < WARPS ? b.squares[thread & 31] : 0) / (float)a.cols + a.eps);

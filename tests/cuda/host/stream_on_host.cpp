@@ -26,10 +26,14 @@ extern "C" int stream_on_host(const hk_instruction *tape, int n, int blocks, int
             blockIdx.x = block;
             std::vector<u32> memory(ring / 4, 0xFFFFFFFF), offsets(HK_AHEAD);
             std::vector<hk_instruction> window(HK_TAPE);
+            std::vector<feed_place> feeds(32);
+            std::vector<weight_run> runs(32 * HK_RUNS);
             std::vector<weight_stream<WARPS>> lanes(32);
             for (int lane = 0; lane < 32; lane++) {
                 weight_stream<WARPS> &s = lanes[lane];
-                s.data = (u8 *)memory.data(), s.offsets = offsets.data(), s.room = ring, s.area = area;
+                s.data = (u8 *)memory.data(), s.offsets = offsets.data(), s.room = ring, s.area = area,
+                s.feed = &feeds[lane];
+                s.runs = &runs[lane * HK_RUNS];
                 s.warp = warp, s.lane = lane, s.outputs = outputs;
                 s.start();
             }
@@ -45,6 +49,10 @@ extern "C" int stream_on_host(const hk_instruction *tape, int n, int blocks, int
                 for (auto &s : lanes)
                     s.fill(view, wants);
             };
+            auto look_ahead = [&] {
+                for (auto &s : lanes)
+                    s.look_ahead(view, wants);
+            };
             for (int k = 0; k < min(n, HK_TAPE); k++)
                 window[k] = tape[k];
             for (; now < n; now++) {
@@ -52,6 +60,7 @@ extern "C" int stream_on_host(const hk_instruction *tape, int n, int blocks, int
                     memset(&window[(now - 1) % HK_TAPE], 0xA5, sizeof window[0]); /* on its way */
                 view.known = min(n, now + HK_TAPE - 1);
                 fill();
+                look_ahead();
                 const hk_instruction &i = view[now];
                 if (i.kind == HK_DO_ATTEND) {
                     if (wants(i))

@@ -27,7 +27,7 @@ IDS = {
     "IQ4_NL": 20, "IQ4_XS": 23, "MXFP4": 39,
 }  # fmt: skip
 # The kernel for heads of at most so many values: name, warps, bytes of a warp's cached tokens.
-KERNELS = {64: ("hk_token_64", 16, 8704), 128: ("hk_token_128", 16, 8704), 256: ("hk_token8_256", 8, 17408)}
+KERNELS = {64: ("hk_token_64", 12, 8704), 128: ("hk_token_128", 12, 8704), 256: ("hk_token8_256", 8, 17408)}
 LEAST = 5  # launches that it replaces: fewer cost no more than its own start and end
 Span = tuple[int, int]  # device addresses [first, end)
 
@@ -215,7 +215,7 @@ def shape_of(made: Sequence[Instruction], limit: int) -> TokenShape:
     """As csrc/cuda/token.cu lays its memory out. Raises NotForToken where it does not fit."""
     name, warps, area = KERNELS[max((i.head for i in made), default=0) or 64]
     tiles, needed = max(2, *(i.tiles for i in made)), ceil_div(max(i.input for i in made), 16) * 16
-    fixed = TAPE * INSTRUCTION + warps * PIECES * 12 + 64 * tiles + 64 * warps + 128 + needed
+    fixed = TAPE * INSTRUCTION + warps * PIECES * 12 + 64 * tiles + 144 * warps + 128 + needed
     ring = (limit - fixed) // warps // 128 * 128
     piece = max(i.piece for i in made)
     if ring < area + piece:
