@@ -205,7 +205,7 @@ typedef struct hk_format {
 
 #define HK_INSTRUCTION_BYTES 512
 typedef struct hk_instruction {
-    int kind, waits;     /* waits: for every block to be done with what stands in front */
+    int kind, waits;     /* waits: until blocks have met so many times; 0: not */
     hk_format format[2]; /* of products: of the first parts, of the others */
     union {
         hk_matvec_args products;

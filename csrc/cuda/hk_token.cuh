@@ -86,12 +86,11 @@ template <int HD> HK_FN void token(const hk_token_args &args) {
         ((u32x4 *)tape)[k] = ((const u32x4 *)args.tape)[k];
     b.stream.start();
     b.position = args.step.positions[0];
-    b.outputs = args.step.counts[1];
     if (thread == 0) {
         b.place[0] = args.step.sequences[0];
         b.place[1] = args.step.pages[b.place[0] * args.step.page_stride + b.position / HK_PAGE];
     }
-    b.stream.outputs = b.outputs > 0;
+    b.stream.outputs = args.step.counts[1] > 0;
     bool idle = args.step.counts[0] == 0;
     __syncthreads();
     for (int i = 0; i < args.n && !idle; i++) {
@@ -108,14 +107,14 @@ template <int HD> HK_FN void token(const hk_token_args &args) {
         if (it.kind == HK_DO_ATTEND) {
             attention<HD>(b, it);
         } else if (it.kind == HK_DO_PRODUCTS) {
-            if (it.products.rows_are_outputs && !b.outputs)
+            if (it.products.rows_are_outputs && !b.stream.outputs)
                 wait_for_others(b, it.waits);
             else
                 products(b, it);
         } else {
             wait_for_others(b, it.waits);
             STAMP(1);
-            if (!it.rows.rows_are_outputs || b.outputs)
+            if (!it.rows.rows_are_outputs || b.stream.outputs)
                 one_row(b, it.rows);
         }
         STAMP(4);

@@ -33,8 +33,8 @@ struct token_block {
     tape_window tape;
     float *sums, *rest, *squares; /* [tiles][16], [WARPS][16] of warps that go on with a tile, [WARPS] */
     u8 *input;
-    int *place;                             /* [2] the token's sequence, and the page that its key and value go to */
-    int index, barriers, position, outputs; /* instruction; barriers that it has passed */
+    int *place;          /* [2] the token's sequence, and the page that its key and value go to */
+    int index, position; /* of the instruction; of the token */
 };
 
 /* --- blocks wait for each other --- */
@@ -43,11 +43,12 @@ HK_FN void arrive(const token_block &b) { /* behind a barrier of the block */
     if (threadIdx.x == 0)
         asm volatile("fence.acq_rel.gpu; red.relaxed.gpu.global.add.s32 [%0], 1;" ::"l"(b.args.arrived) : "memory");
 }
-HK_FN void wait_for_others(token_block &b, bool waits) {
+HK_FN void wait_for_others(token_block &b, int waits) {
     if (!waits)
         return;
-    int target = ++b.barriers * (int)gridDim.x, n = 0;
+    int n = 0;
     if (threadIdx.x == 0) {
+        int target = waits * (int)gridDim.x;
         u64 start = 0;
         for (int tries = 1;; tries++) {
             asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(n) : "l"(b.args.arrived) : "memory");

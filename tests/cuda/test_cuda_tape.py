@@ -90,9 +90,9 @@ def test_blocks_wait_where_they_must(gpu: Any, tmp_path: Path) -> None:
     made = listed(tape_of(gpu, tmp_path, "llama", type="Q8_0", n_layer=2))
     kinds = [token.PRODUCTS, token.ATTEND, token.PRODUCTS, token.PRODUCTS, token.PRODUCTS]
     assert [i.kind for i in made] == kinds + kinds[:2]  # the precise products behind the last attention are launches
-    assert [i.waits for i in made] == [False] + [True] * 6
+    assert [i.waits for i in made] == list(range(7))
     three = listed(tape_of(gpu, tmp_path, "qwen2", type="Q4_K", n_layer=2, retype={}))
-    assert [i.waits for i in three][:2] == [False, True]
+    assert [i.waits for i in three][:2] == [0, 1]
 
 
 def _instruction(reads: list[token.Span], writes: list[token.Span], **fields: Any) -> token.Instruction:
@@ -109,7 +109,7 @@ def test_waits_follow_reads_and_writes() -> None:
         _instruction([a], [d]),  # written before the last meeting
     ]
     token._add_waits(made)
-    assert [i.waits for i in made] == [False, False, True, True, False]
+    assert [i.waits for i in made] == [0, 0, 1, 2, 0]
 
 
 def test_what_attention_changes_may_not_be_read_elsewhere() -> None:

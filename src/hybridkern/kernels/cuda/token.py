@@ -46,7 +46,7 @@ class Instruction:
     reads: list[Span] = field(default_factory=list)
     writes: list[Span] = field(default_factory=list)
     lost: list[Span] = field(default_factory=list)  # what the launches would have left in place, and this does not
-    waits: bool = False
+    waits: int = 0  # how many times blocks have met, once they did so in front of it; 0 where they do not
     tiles: int = 0  # of a block, at most
     input: int = 0  # bytes of shared memory
     head: int = 0  # values of a head
@@ -191,9 +191,11 @@ def _add_waits(made: Sequence[Instruction]) -> None:
     """Blocks meet in front of whatever touches what was written since they last met, or writes what was read."""
     reads: list[Span] = []
     writes: list[Span] = []
+    met = 0
     for one in made:
         if _overlaps(one.reads, writes) or _overlaps(one.writes, reads + writes):
-            one.waits = True
+            met += 1
+            one.waits = met
             reads, writes = [], []
         reads += one.reads
         writes += one.writes
