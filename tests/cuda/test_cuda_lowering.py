@@ -58,6 +58,13 @@ class NoKernels:
         return not name
 
 
+class AllKernels:
+    """Images that have every kernel."""
+
+    def has(self, name: str) -> bool:
+        return bool(name)
+
+
 class FakeDevice:
     """A device, a stream and a graph that do nothing."""
 

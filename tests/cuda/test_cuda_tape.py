@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import CASES
-from test_cuda_lowering import FakeDevice, NoKernels, tape_of
+from test_cuda_lowering import AllKernels, FakeDevice, NoKernels, tape_of
 
 from hybridkern.kernels.cuda import arguments, launches, token
 from hybridkern.kernels.cuda.layout import LAYOUTS, device_bytes
@@ -21,13 +21,6 @@ from hybridkern.kernels.cuda.layout import LAYOUTS, device_bytes
 pytestmark = pytest.mark.on_host
 SOURCES = Path(__file__).parents[2] / "csrc"
 WARPS = 4  # of stream_on_host.cpp
-
-
-class AllKernels:
-    """Images that have every kernel."""
-
-    def has(self, name: str) -> bool:
-        return bool(name)
 
 
 @pytest.fixture
