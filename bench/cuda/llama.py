@@ -1,6 +1,6 @@
 """Times a model of Llama 2 7B's shape, Q4_K_M, of random weights, wholly on a GPU: decode at depths, prefill, upload.
 
-python bench/cuda/llama.py [--blocks 32]
+python bench/cuda/llama.py [--blocks 32] [--launches]
 """
 
 from __future__ import annotations
@@ -91,16 +91,18 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=32)
     parser.add_argument("--decode", action="store_true", help="no prefill")
     parser.add_argument("--prefill", action="store_true", help="no decode")
+    parser.add_argument("--launches", action="store_true", help="a token is not one kernel, but many launches")
     args = parser.parse_args()
     shape = Shape(args.blocks)
     pages = -(-CONTEXT // 128)
     begin = time.perf_counter()
     tape = CudaSet().lower(
         shape.r.ops, logits=shape.logits, specs=shape.specs, n_pages=pages, n_seq=1, max_pages=pages, max_rows=2048,
-        max_outputs=64,
+        max_outputs=64, one_kernel=not args.launches,
     )  # fmt: skip
     took = time.perf_counter() - begin
     print(f"uploaded {shape.bytes / 1e9:.2f} GB in {took:.2f} s: {shape.bytes / took / 1e9:.1f} GB/s", flush=True)
+    print(tape.graphs.describe())
     table = np.arange(pages, dtype=np.int32).reshape(1, pages)
     for depth in () if args.prefill else (0, 512, 2048, 8192):
         s = seconds(tape, table, 1, depth, 100)

@@ -94,7 +94,7 @@ def matvec(
         else:
             one = launches.matvec(
                 type_name, step, group, cols, x=s, norm=s, normalise=cols <= 8192, eps=1e-5,
-                quantised=None if n == 1 else (s, s + (1 << 20)), processors=b.processors, warps=warps,
+                half=None if n == 1 else (s, s + (1 << 20)), processors=b.processors, warps=warps,
                 ring=ring,
             )  # fmt: skip
         made.append(one)

@@ -40,10 +40,10 @@ typedef void (*hk_gemv_fn)(const uint8_t *panels, int64_t n_panels, int64_t K, c
  * Bit-identical to gemv for every column. */
 typedef void (*hk_gemm_fn)(const uint8_t *panels, int64_t n_panels, int64_t K, const hk_act *a, int64_t n_cols,
                            float *out, int64_t out_stride, void *scratch);
-/* gemv of n_rows raw GGUF rows, row_bytes apart, with the bits that packing them would give; out is padded to 16 rows
- * and the rest of it 0. */
+/* gemv of n_rows raw GGUF rows, row_bytes apart, for one or two columns, with the bits that packing them would give;
+ * out is padded to 16 rows, out_stride from column to column, and the rest of it 0. */
 typedef void (*hk_gemv_raw_fn)(const uint8_t *raw, int64_t row_bytes, int64_t n_rows, int64_t K, const hk_act *a,
-                               float *out);
+                               int n_cols, float *out, int64_t out_stride);
 /* n_blocks raw GGUF blocks -> floats in file order, bit for bit what the format's definition gives in float32. */
 typedef void (*hk_dequant_fn)(const uint8_t *raw, int64_t n_blocks, float *out);
 

@@ -25,19 +25,6 @@
 #include "hk_chunk.cuh"
 #include "hk_parts.cuh"
 
-/* Queries of a thread's head g as B fragments. */
-template <int HD, int TYPE>
-HK_FN void load_queries(const hk_attend_args &a, const float *x, bool mine, u32 (&q)[HD / 8], int t) {
-#pragma unroll
-    for (int i = 0; i < HD / 8; i++) {
-        int d = key_dimension<TYPE>(i / 2, i & 1, t);
-        f32x2 v = {{0, 0}};
-        if (mine && d < a.cache.dim_k)
-            v = load_fresh2(x + d);
-        q[i] = pack_half2(v.v[0] * a.scale, v.v[1] * a.scale);
-    }
-}
-
 /* grid (splits, kv heads * tiles of 8 heads, tokens). */
 template <int HD, int TYPE> HK_FN void decode(const hk_attend_args &a) {
     using S = chunk<HD, TYPE>;
@@ -76,63 +63,20 @@ template <int HD, int TYPE> HK_FN void decode(const hk_attend_args &a) {
     int items = begin < end ? (end - begin + WARPS - 1) / WARPS * 2 : 0, early = 0;
     while (early < min(items, SLOTS) && (begin + early / 2 * WARPS + 1) * CHUNK <= settled)
         early += 2;
-#pragma unroll
-    for (int i = 0; i < SLOTS; i++)
-        if (i < early) {
-            int at = (begin + i / 2 * WARPS) * CHUNK;
-            fetch<HD, TYPE>(ring + i * S::BYTES, a, c, c.pages[at / HK_PAGE], at, i & 1, lane);
-            copies_commit();
-        }
+    fetch_items<HD, TYPE>(a, c, ring, begin, items, 0, early, lane);
     wait_for_previous();
-#pragma unroll
-    for (int i = 0; i < SLOTS; i++)
-        if (i >= early) {
-            int at = (begin + i / 2 * WARPS) * CHUNK;
-            if (i < items)
-                fetch<HD, TYPE>(ring + i * S::BYTES, a, c, c.pages[at / HK_PAGE], at, i & 1, lane);
-            copies_commit();
-        }
+    fetch_items<HD, TYPE>(a, c, ring, begin, items, early, SLOTS, lane);
     u32 q[HD / 8];
     int head = c.head * group + first_head;
     load_queries<HD, TYPE>(a, a.q + token * a.q_stride + (s64)(head + g) * a.cache.dim_k, g < rows, q, t);
     softmax st = {{-HK_INFINITY, -HK_INFINITY}, {0, 0}};
     float o[HD / 16][4] = {};
-    u8 *slot = ring;
-    int ahead = begin + SLOTS / 2 * WARPS, page = ahead < end ? c.pages[ahead * CHUNK / HK_PAGE] : 0;
-    for (int at = begin; at < end; at += WARPS, ahead += WARPS) {
-        float s[4];
-        u32 p[2];
-        int first = at * CHUNK, this_page = page, valid = 0xFFFF;
-        if (ahead + WARPS < end)
-            page = c.pages[(ahead + WARPS) * CHUNK / HK_PAGE];
-        copies_wait<SLOTS - 1>();
-        __syncwarp();
-        score<HD, TYPE>(slot, a.cache.dim_k, q, s, lane);
-        __syncwarp();
-        if (ahead < end)
-            fetch<HD, TYPE>(slot, a, c, this_page, ahead * CHUNK, false, lane);
-        copies_commit();
-        slot += S::BYTES;
-        soften(a, c, st, first, s, o, p, lane);
-        copies_wait<SLOTS - 1>();
-        __syncwarp();
-        if (first < c.low)
-            valid &= 0xFFFF << (c.low - first);
-        if (first + CHUNK > c.high)
-            valid &= 0xFFFF >> (first + CHUNK - c.high);
-        weigh<HD, TYPE>(slot, a.cache.dim_v, valid, p, o, lane);
-        __syncwarp();
-        if (ahead < end)
-            fetch<HD, TYPE>(slot, a, c, this_page, ahead * CHUNK, true, lane);
-        copies_commit();
-        slot += S::BYTES;
-        if (slot == ring + SLOTS * S::BYTES)
-            slot = ring;
-    }
+    walk<HD, TYPE>(a, c, ring, begin, end, q, st, o, lane);
     copies_wait<0>();
     __syncwarp();
     leave_state<HD, TYPE>(*(merged<HD> *)ring, st, o, rows, lane);
-    finish<HD>(a, rings, token, head, rows, splits);
+    int *arrived = a.arrived + token * gridDim.y + blockIdx.y;
+    finish<HD>(a, {rings, RING, WARPS, token, head, rows, split, splits, arrived, (float *)rings});
 }
 
 #define HK_DECODE(name, type, hd)                                                                                      \

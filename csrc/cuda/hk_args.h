@@ -48,10 +48,11 @@ typedef struct hk_matvec_args {
     hk_part part[HK_MAX_PARTS]; /* with glu: gate, up; the result goes to part[0].out */
     /* One column: float input, normalised by `norm` if that is given, quantised by every CTA for itself. */
     const float *x, *norm;
-    /* More columns: quantised input, see hk_rows.cuh. */
-    const signed char *codes;
-    const unsigned char *meta;
-    long long staged; /* whether codes and meta are copied to shared memory */
+    /* More columns: halves, see hk_rows.cuh, and what the results must be multiplied by. */
+    const unsigned short *half;
+    const float *half_scale; /* [tokens] */
+    long long half_stride;   /* tokens of a chunk */
+    long long staged;        /* whether halves are copied to shared memory */
     hk_step step;
 } hk_matvec_args;
 
@@ -71,9 +72,7 @@ enum { HK_ROW_COPY, HK_ROW_GLU_SILU, HK_ROW_GLU_GELU_TANH, HK_ROW_ADD, HK_ROW_SC
 typedef struct hk_rows_args {
     hk_step step;
     const float *x, *y, *norm, *add;
-    float *out;         /* f32, or NULL */
-    signed char *codes; /* quantised, or NULL */
-    unsigned char *meta;
+    float *out;           /* f32, or NULL */
     unsigned short *half; /* f16 and its scale, or NULL */
     float *half_scale;
     long long half_stride; /* tokens of a chunk */
@@ -195,5 +194,37 @@ typedef struct hk_link_args {
     const int *abort;  /* the number of the step that nobody waits for any more */
     int n_rows, quads; /* quads: everything is a multiple of 4 values */
 } hk_link_args;
+
+/* The step of one token as one kernel (token.cu): a tape of instructions, in order. */
+enum { HK_DO_PRODUCTS, HK_DO_ROWS, HK_DO_ATTEND };
+
+/* A quantised format. id: as in a file; columns: of a record, of so many bytes; meta: bytes for a unit of the input. */
+typedef struct hk_format {
+    int id, columns, record, meta;
+} hk_format;
+
+#define HK_INSTRUCTION_BYTES 512
+typedef struct hk_instruction {
+    int kind, waits;     /* waits: until blocks have met so many times; 0: not */
+    hk_format format[2]; /* of products: of the first parts, of the others */
+    union {
+        hk_matvec_args products;
+        hk_rows_args rows;
+        struct {
+            hk_heads_args heads; /* streams: queries, then keys and values where they are stored */
+            hk_attend_args attend;
+        };
+        unsigned char bytes[HK_INSTRUCTION_BYTES - 2 * sizeof(int) - 2 * sizeof(hk_format)];
+    };
+} hk_instruction;
+
+typedef struct hk_token_args {
+    hk_step step;
+    const hk_instruction *tape;
+    int *arrived;               /* [2], zero between steps: blocks at barriers, blocks that are done */
+    unsigned long long *stamps; /* only where HK_STAMPS is defined: [n][6] times of block 0 */
+    int n;                      /* instructions */
+    int ring, tiles, input;     /* bytes of a warp's weights; most tiles of a block; bytes of the input's memory */
+} hk_token_args;
 
 #endif

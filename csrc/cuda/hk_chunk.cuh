@@ -8,12 +8,15 @@
 #include "hk_rows.cuh"
 
 #define CHUNK 16
+/* Warps of a block; bytes of a warp's ring. Two blocks of 96 KiB on a multiprocessor read faster than three of 64;
+ * sm_75 has 64 KiB. */
+#ifndef WARPS
 #define WARPS 4
-/* Bytes of a warp's ring. Two blocks of 96 KiB on a multiprocessor read faster than three of 64; sm_75 has 64 KiB. */
 #if __CUDA_ARCH__ >= 800
 #define RING 24576
 #else
 #define RING 16384
+#endif
 #endif
 #define LOG2E 1.4426950408889634f
 
@@ -227,6 +230,74 @@ HK_FN void weigh(const u8 *slot, int dim, int valid, const u32 (&p)[2], float (&
                 }
             }
         }
+    }
+}
+
+/* Queries of a thread's head g as B fragments. SHARED: x lies in shared memory. */
+template <int HD, int TYPE, bool SHARED = false>
+HK_FN void load_queries(const hk_attend_args &a, const float *x, bool mine, u32 (&q)[HD / 8], int t) {
+#pragma unroll
+    for (int i = 0; i < HD / 8; i++) {
+        int d = key_dimension<TYPE>(i / 2, i & 1, t);
+        f32x2 v = {{0, 0}};
+        if (mine && d < a.cache.dim_k)
+            v = SHARED ? *(const f32x2 *)(x + d) : load_fresh2(x + d);
+        q[i] = pack_half2(v.v[0] * a.scale, v.v[1] * a.scale);
+    }
+}
+
+/* Item 2 k is the keys of a warp's chunk k, 2 k + 1 its values; its chunks are `begin` and every WARPS behind it. Asks
+ * for items [from, to) of the first that its ring holds. */
+template <int HD, int TYPE>
+HK_FN void fetch_items(const hk_attend_args &a, const part_of_cache &c, u8 *ring, int begin, int items, int from,
+                       int to, int lane) {
+    using S = chunk<HD, TYPE>;
+#pragma unroll
+    for (int i = 0; i < S::SLOTS; i++)
+        if (i >= from && i < to) {
+            int at = (begin + i / 2 * WARPS) * CHUNK;
+            if (i < items)
+                fetch<HD, TYPE>(ring + i * S::BYTES, a, c, c.pages[at / HK_PAGE], at, i & 1, lane);
+            copies_commit();
+        }
+}
+/* A warp's chunks up to `end`, the first of which have been asked for. */
+template <int HD, int TYPE>
+HK_FN void walk(const hk_attend_args &a, const part_of_cache &c, u8 *ring, int begin, int end, const u32 (&q)[HD / 8],
+                softmax &st, float (&o)[HD / 16][4], int lane) {
+    using S = chunk<HD, TYPE>;
+    constexpr int SLOTS = S::SLOTS;
+    u8 *slot = ring;
+    int ahead = begin + SLOTS / 2 * WARPS, page = ahead < end ? c.pages[ahead * CHUNK / HK_PAGE] : 0;
+    for (int at = begin; at < end; at += WARPS, ahead += WARPS) {
+        float s[4];
+        u32 p[2];
+        int first = at * CHUNK, this_page = page, valid = 0xFFFF;
+        if (ahead + WARPS < end)
+            page = c.pages[(ahead + WARPS) * CHUNK / HK_PAGE];
+        copies_wait<SLOTS - 1>();
+        __syncwarp();
+        score<HD, TYPE>(slot, a.cache.dim_k, q, s, lane);
+        __syncwarp();
+        if (ahead < end)
+            fetch<HD, TYPE>(slot, a, c, this_page, ahead * CHUNK, false, lane);
+        copies_commit();
+        slot += S::BYTES;
+        soften(a, c, st, first, s, o, p, lane);
+        copies_wait<SLOTS - 1>();
+        __syncwarp();
+        if (first < c.low)
+            valid &= 0xFFFF << (c.low - first);
+        if (first + CHUNK > c.high)
+            valid &= 0xFFFF >> (first + CHUNK - c.high);
+        weigh<HD, TYPE>(slot, a.cache.dim_v, valid, p, o, lane);
+        __syncwarp();
+        if (ahead < end)
+            fetch<HD, TYPE>(slot, a, c, this_page, ahead * CHUNK, true, lane);
+        copies_commit();
+        slot += S::BYTES;
+        if (slot == ring + SLOTS * S::BYTES)
+            slot = ring;
     }
 }
 

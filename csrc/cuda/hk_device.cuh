@@ -146,6 +146,12 @@ HK_FN void prefetch(const void *p, u32 bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(size));
 #endif
 }
+/* How a barrier that copies arrive at is asked whether they have. */
+#if __CUDA_ARCH__ >= 900
+#define HK_TEST_WAIT "try_wait" /* sleeps for a while */
+#else
+#define HK_TEST_WAIT "test_wait"
+#endif
 /* A barrier of `threads` threads, one of 15 beside __syncthreads. */
 HK_FN void barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 HK_FN u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
@@ -312,6 +318,10 @@ HK_FN void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         : "r"(a[2]), "r"(a[3]), "r"(b1));
 #endif
 }
+/* The compiler does not see through these: what is computed from the value later, is computed there. */
+#define HK_OPAQUE(pointer)   asm volatile("" : "+l"(pointer))
+#define HK_OPAQUE_WORD(word) asm("" : "+r"(word))
+
 /* The transpose of an 8x8 matrix of halves: lane l holds columns 2 (l % 4) and the next of row l / 4, before and after.
  */
 HK_FN u32 turned(u32 pair) {

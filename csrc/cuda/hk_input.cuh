@@ -3,12 +3,13 @@
  * One column: a cluster of two blocks normalises and quantises it for itself, each block half of it and for both. A
  * kernel of its own for that costs a launch and a round trip through L2; every block for itself costs 10 % of a product
  * with 11008 columns (and a cluster 10 % of one with 4096, which has less to share: over a whole model two are better
- * than one). More columns: quantised by hk_rows, copied if there is room, else read through L1.
+ * than one). More columns: halves made by hk_rows, copied if there is room, else read through L1.
  */
 #ifndef HK_INPUT_CUH
 #define HK_INPUT_CUH
 
 #include "hk_group.cuh"
+#include "hk_precise.cuh"
 #include "hk_rows.cuh"
 
 /* Of the only column, zero up to whole steps; meta2 for the second format. A thread holds E times eight values in
@@ -34,7 +35,14 @@ HK_FN void load_eights(const float *from, int eights, int first, int end, bool f
                 x[k][4 * h + j] = v.v[j];
         }
 }
-template <class F, class G, int E>
+template <class F, class G, class SUMS>
+HK_FN void write_metas(const only_column &to, int eight, float scale, const SUMS &sums) {
+    if ((threadIdx.x & 3) == 0)
+        write_meta<F>(to.meta, eight >> 2, scale, sums);
+    if (!is_same<F, G>::value && (threadIdx.x & 3) == 1)
+        write_meta<G>(to.meta2, eight >> 2, scale, sums);
+}
+template <class F, class G, int E, int PARTS = 1>
 HK_FN void quantise_eights(const float (&x)[E][8], int first, int end, const only_column &to) {
 #pragma unroll
     for (int k = 0; k < E; k++) {
@@ -42,20 +50,27 @@ HK_FN void quantise_eights(const float (&x)[E][8], int first, int end, const onl
         if (i - (int)threadIdx.x >= end)
             break;
         float scale;
-        s32 sums[2];
-        u32x2 word = quantise_eight(x[k], scale, sums);
-        if (i >= end)
-            continue;
-        store_in_all(to.codes + 8 * i, word.v, 2);
-        if ((threadIdx.x & 3) == 0)
-            write_meta<F>(to.meta, i >> 2, scale, sums);
-        if (!is_same<F, G>::value && (threadIdx.x & 3) == 1)
-            write_meta<G>(to.meta2, i >> 2, scale, sums);
+        if constexpr (PARTS == 1) {
+            s32 sums[2];
+            u32x2 word = quantise_eight(x[k], scale, sums);
+            if (i >= end)
+                continue;
+            store_in_all(to.codes + 8 * i, word.v, 2);
+            write_metas<F, G>(to, i, scale, sums);
+        } else {
+            s32 sums[2][2];
+            u32x4 words;
+            quantise_eight(x[k], words, scale, sums);
+            if (i >= end)
+                continue;
+            store_in_all(to.codes + place_of_eight(i), words.v, 4);
+            write_metas<F, G>(to, i, scale, sums);
+        }
     }
 }
 /* The blocks of a cluster share the work. A norm's factor belongs to all values alike, so it is left to the sums: only
  * the squares are added here. */
-template <class F, class G, int E, bool NORMALISE>
+template <class F, class G, int E, bool NORMALISE, int PARTS = 1>
 HK_FN void prepare_input(const hk_matvec_args &a, const only_column &to, float *squares) {
     int K = (int)a.cols, eights = K / 8, share = ((K + 255) / 256 * 32 / HK_CLUSTER_SIZE + 7) & ~7;
     int first = (int)cluster_rank() * share, end = min(first + share, (K + 255) / 256 * 32);
@@ -79,7 +94,7 @@ HK_FN void prepare_input(const hk_matvec_args &a, const only_column &to, float *
                     x[k][j] *= a.norm ? w[k][j] : 1.0f;
                 }
         }
-        quantise_eights<F, G, E>(x, base, end, to);
+        quantise_eights<F, G, E, PARTS>(x, base, end, to);
     }
     if (NORMALISE) {
         u32 total = __float_as_uint(warp_sum(sum));
@@ -96,13 +111,11 @@ HK_FN float norm_factor(const hk_matvec_args &a, const float *squares) {
     return rsqrtf(warp_sum(sum) / (float)a.cols + a.eps);
 }
 
-/* The quantised input of 8 columns into shared memory; unused ones as zeros. */
-HK_FN void copy_columns(const hk_matvec_args &a, u8 *codes, u8 *meta, int n) {
-    int units = (int)a.cols / 32;
-    for (int i = threadIdx.x; i < 16 * units; i += blockDim.x)
-        copy16_async(codes + 16 * i, a.codes + 16 * i, (i >> 1 & 7) < n);
-    for (int i = threadIdx.x; i < 4 * units; i += blockDim.x)
-        copy16_async(meta + 16 * i, a.meta + 16 * i, true);
+/* The halves of up to 8 tokens into shared memory; of unused ones zeros. */
+HK_FN void copy_tokens(const hk_matvec_args &a, u8 *to, int steps, int n) {
+    for (int i = threadIdx.x; i < 256 * steps; i += blockDim.x)
+        copy16_async(to + 16 * i, (const u8 *)a.half + (i >> 6) * 128 * a.half_stride + 16 * (i & 63),
+                     (i >> 3 & 7) < n);
     copies_commit();
     copies_wait<0>();
     __syncthreads();

@@ -125,35 +125,42 @@ HK_FN void combine_rows(const hk_attend_args &a, int token, int head, int rows, 
     *(f32x4 *)(out + 4 * thread) = y;
 }
 
-/* The warps have left their states in the rings. Puts out the result of `rows` heads, or a part of it. */
-template <int HD> HK_FN void finish(const hk_attend_args &a, u8 *rings, int token, int head, int rows, int splits) {
-    int dim = a.cache.dim_v, thread = threadIdx.x, split = blockIdx.x;
-    float *out = a.out + token * a.out_stride + (s64)head * dim;
+/* What a block has of a token's heads, and where its warps have left their states: `warps` of them, `stride` bytes from
+ * one to the next. arrived: of the blocks with the same heads. scratch: free memory. */
+struct block_part {
+    const u8 *states;
+    int stride, warps, token, head, rows, split, splits, *arrived;
+    float *scratch;
+};
+/* Puts out the result of the heads, or a part of it. */
+template <int HD> HK_FN void finish(const hk_attend_args &a, const block_part &b) {
+    int dim = a.cache.dim_v, thread = threadIdx.x;
+    float *out = a.out + b.token * a.out_stride + (s64)b.head * dim;
     __syncthreads();
-    for (int r = 0; r < rows; r++)
-        for (int d = thread; d < dim; d += WARPS * 32) {
-            term x = combined<WARPS>(WARPS, [&](int w) -> term {
-                const merged<HD> &m = *(const merged<HD> *)(rings + w * RING);
-                return {m.weight[r], m.peak[r], m.sums[r][d]};
-            });
-            if (splits == 1) {
-                out[r * dim + d] = x.value / x.weight;
-                continue;
-            }
-            part_values(a, token, head + r, split)[d] = x.value;
-            if (d == 0)
-                *(f32x2 *)part_state(a, token, head + r, split) = {{x.peak, x.weight}};
+    for (int i = thread; i < b.rows * dim; i += WARPS * 32) {
+        int r = b.rows == 1 ? 0 : i / dim, d = i - r * dim;
+        term x = combined<WARPS>(b.warps, [&](int w) -> term {
+            const merged<HD> &m = *(const merged<HD> *)(b.states + w * b.stride);
+            return {m.weight[r], m.peak[r], m.sums[r][d]};
+        });
+        if (b.splits == 1) {
+            out[i] = x.value / x.weight;
+            continue;
         }
-    if (splits == 1 || !comes_last(a.arrived + token * gridDim.y + blockIdx.y, splits))
+        part_values(a, b.token, b.head + r, b.split)[d] = x.value;
+        if (d == 0)
+            *(f32x2 *)part_state(a, b.token, b.head + r, b.split) = {{x.peak, x.weight}};
+    }
+    if (b.splits == 1 || !comes_last(b.arrived, b.splits))
         return;
-    if (rows > 1) {
-        combine_rows(a, token, head, rows, splits, out, (float *)rings);
+    if (b.rows > 1) {
+        combine_rows(a, b.token, b.head, b.rows, b.splits, out, b.scratch);
         return;
     }
     for (int d = thread; d < dim; d += WARPS * 32) { /* one way to memory and back instead of two */
-        term x = combined<8>(splits, [&](int s) -> term {
-            f32x2 state = load_fresh2(part_state(a, token, head, s));
-            return {state.v[1], state.v[0], load_fresh(part_values(a, token, head, s) + d)};
+        term x = combined<8>(b.splits, [&](int s) -> term {
+            f32x2 state = load_fresh2(part_state(a, b.token, b.head, s));
+            return {state.v[1], state.v[0], load_fresh(part_values(a, b.token, b.head, s) + d)};
         });
         out[d] = x.value / x.weight;
     }

@@ -9,12 +9,6 @@
 
 #include "hk_device.cuh"
 
-#if __CUDA_ARCH__ >= 900
-#define HK_TEST_WAIT "try_wait" /* sleeps for a while */
-#else
-#define HK_TEST_WAIT "test_wait"
-#endif
-
 /* At most 32 slots for pieces of slot_bytes (a multiple of 16) at data, a barrier of 8 bytes each at barriers. */
 struct weight_ring {
     u8 *data;

@@ -1,10 +1,4 @@
-/* Row arithmetic that several kernels share: block sums, activations, and the quantised form of rows.
- *
- * Rows of K values are quantised by units of 32: scale = max|x| / 127, code = round(x * (127 / max|x|)), to even; a
- * unit with a NaN or an infinity gets the scale NaN and codes 0, so that the fault stays visible. Of 8 rows (tokens),
- * codes are [K / 32][8][32] and meta [K / 32][8] of 8 bytes: the scale (f32) and the two sums (s16) of the unit's
- * halves: what a matrix instruction takes at once lies together. More rows: 8 by 8.
- */
+/* Row arithmetic that several kernels share: block sums, activations, and the forms in which products take rows. */
 #ifndef HK_ROWS_CUH
 #define HK_ROWS_CUH
 
@@ -36,6 +30,29 @@ HK_FN float gelu_tanh(float x) {
     return 0.5f * x * (1.0f + tanh_of(0.7978845608028654f * (x + 0.044715f * x * x * x)));
 }
 
+/* --- operations by element (hk_rows_args) --- */
+
+HK_FN float combine(int mode, float x, float y, float number) {
+    switch (mode) {
+    case HK_ROW_GLU_SILU:
+        return silu(x) * y;
+    case HK_ROW_GLU_GELU_TANH:
+        return gelu_tanh(x) * y;
+    case HK_ROW_ADD:
+        return x + y;
+    case HK_ROW_SCALE:
+        return x * number;
+    case HK_ROW_SOFTCAP:
+        return number * tanh_of(x / number);
+    default:
+        return x;
+    }
+}
+HK_FN bool has_second(int mode) {
+    return mode == HK_ROW_GLU_SILU || mode == HK_ROW_GLU_GELU_TANH || mode == HK_ROW_ADD;
+}
+HK_FN s64 source_row(const hk_rows_args &a, int t) { return a.mode == HK_ROW_SELECT ? a.step.outputs[t] : t; }
+
 /* Rounds four values by adding 1.5 * 2^23, which leaves the codes in the low bytes; times 0 where the unit is bad. */
 HK_FN u32 four_codes(const float *v, float inverse, bool bad) {
     u32 c[4];
@@ -45,31 +62,8 @@ HK_FN u32 four_codes(const float *v, float inverse, bool bad) {
     return permute(permute(c[0], c[1], 0x0040u), permute(c[2], c[3], 0x0040u), 0x5410u);
 }
 
-/* Quantises four values v of a unit that 8 neighbouring lanes hold together, all lanes of the warp taking part. i4:
- * index of the four in row t, divided by 4. */
-HK_FN void quantise_quad(const float (&v)[4], s64 i4, s64 K, int t, s8 *codes, u8 *meta, bool valid) {
-    float peak = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
-    bool bad = !(fabsf(v[0]) + fabsf(v[1]) + fabsf(v[2]) + fabsf(v[3]) <= HK_MAX_FLOAT);
-#pragma unroll
-    for (int o = 1; o < 8; o <<= 1) {
-        peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
-        bad |= __shfl_xor_sync(~0u, (int)bad, o) != 0;
-    }
-    u32 word = four_codes(v, peak > 0 && !bad ? 127.0f / peak : 0, bad);
-    s32 sum = dot4(word, 0x01010101u, 0);
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    s32 other = __shfl_xor_sync(~0u, sum, 4);
-    if (!valid)
-        return;
-    s64 place = ((t >> 3) * (K / 32) + (i4 >> 3)) * 8 + (t & 7);
-    *(u32 *)(codes + 32 * place + 4 * (i4 & 7)) = word;
-    if ((i4 & 7) == 0)
-        *(u32x2 *)(meta + 8 * place) = {
-            {bad ? 0x7FC00000u : __float_as_uint(peak / 127.0f), ((u32)sum & 0xFFFFu) | (u32)other << 16}};
-}
-
-/* The same for eight values v of a unit that 4 neighbouring lanes hold together. Every lane gets the unit's scale and
+/* Eight values v of a unit of 32 that 4 neighbouring lanes hold together: scale = max|v| / 127, rounded to even; a unit
+ * with a NaN or an infinity gets the scale NaN, so that the fault stays visible. Every lane gets the unit's scale and
  * the sums of its halves. */
 HK_FN u32x2 quantise_eight(const float (&v)[8], float &scale, s32 (&sums)[2]) {
     float peak = 0, total = 0;
@@ -93,6 +87,47 @@ HK_FN u32x2 quantise_eight(const float (&v)[8], float &scale, s32 (&sums)[2]) {
     sums[1] = second ? sum : other;
     scale = bad ? __uint_as_float(0x7FC00000u) : peak * (1.0f / 127.0f);
     return w;
+}
+
+/* The same in two parts: v = scale * (128 * high + low), to half of scale = max|v| / 16256. words: high and low codes.
+ * sums: of both parts' halves. */
+HK_FN void quantise_eight(const float (&v)[8], u32x4 &words, float &scale, s32 (&sums)[2][2]) {
+    float peak = 0, total = 0;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        peak = fmaxf(peak, fabsf(v[j]));
+        total += fabsf(v[j]);
+    }
+    if (!(total <= HK_MAX_FLOAT))
+        peak = HK_INFINITY;
+    peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
+    peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
+    bool bad = peak == HK_INFINITY;
+    float inverse = peak > 1e-34f && !bad ? 16256.0f / peak : 0;
+    u32 c[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) /* adding 1.5 * 2^23 rounds; 64 makes low = (code & 127) - 64, high = code >> 7 */
+        c[j] = __float_as_uint(fmaf(v[j], inverse, 12582912.0f + 64));
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        u32 first = permute(c[4 * h], c[4 * h + 1], 0x5410u), second = permute(c[4 * h + 2], c[4 * h + 3], 0x5410u);
+        words.v[h] = permute(first >> 7, second >> 7, 0x6420u);
+        u32 low = (permute(first, second, 0x6420u) & 0x7F7F7F7Fu) | 0x80808080u;
+        words.v[2 + h] = (low - 0x40404040u) ^ 0x80808080u; /* no byte borrows from the next */
+    }
+    /* Both parts' sums in one word: those of 16 low codes are within 1024. */
+    s32 sum = dot4(words.v[2], 0x01010101u, dot4(words.v[3], 0x01010101u, 0));
+    sum += dot4(words.v[0], 0x01010101u, dot4(words.v[1], 0x01010101u, 0)) * 65536;
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    s32 other = __shfl_xor_sync(~0u, sum, 2);
+    bool second = threadIdx.x & 2;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        s32 both = (h == 1) == second ? sum : other;
+        sums[1][h] = (s16)both;
+        sums[0][h] = (both - sums[1][h]) >> 16;
+    }
+    scale = bad ? __uint_as_float(0x7FC00000u) : peak * (1.0f / 16256.0f);
 }
 
 /* Stores columns 4 i .. 4 i + 3 of token t as halves; stride: tokens of a chunk. Inside a unit of 32 columns, place

@@ -1,13 +1,13 @@
-/* What a warp does with one step: 16 rows x 256 columns of quantised weights against 1 to 8 columns of int8 codes, on
- * the integer matrix instruction m16n8k32.
+/* What a warp does with one step: 16 rows x 256 columns of quantised weights against 1 to 8 columns.
  *
- * One column: the eight columns of the instruction are scales' columns. Unit u of the step is multiplied with a B
- * operand that is zero but in column u (16 columns a scale: columns 2 (u % 4) and 2 (u % 4) + 1, one per half, in two
- * accumulators), and all accumulate: C[r][j] is then the exact sum of row r with scale j, and every lane holds four (or
- * eight) sums of its own to scale. A thread per unit and row, with dot products of four, needed ten times the
- * instructions.
+ * One column of int8 codes (of 15 bits: hk_precise.cuh), on the integer matrix instruction m16n8k32: the eight columns
+ * of the instruction are scales' columns. Unit u of the step is multiplied with a B operand that is zero but in column
+ * u (16 columns a scale: columns 2 (u % 4) and 2 (u % 4) + 1, one per half, in two accumulators), and all accumulate:
+ * C[r][j] is then the exact sum of row r with scale j, and every lane holds four (or eight) sums of its own to scale. A
+ * thread per unit and row, with dot products of four, needed ten times the instructions.
  *
- * More columns: the columns of the instruction are the tokens, and every unit is scaled for itself.
+ * More columns: weights become halves, scale and all, as they do for many columns, and the columns of the instruction
+ * (m16n8k16) are the tokens. With integers every unit had to be scaled for itself, for each row and token.
  *
  * Sums start at 1.5 * 2^23 (plus what zero points take off), so that their bits are a float: |sum| < 2^22 for every
  * format.
@@ -15,7 +15,7 @@
 #ifndef HK_STEP_CUH
 #define HK_STEP_CUH
 
-#include "hk_scales.cuh"
+#include "hk_halves.cuh"
 
 #define HK_SUM_START 0x4B400000
 /* (sum that c stands for) * d, with one rounding: d must have been made `short_of` before. */
@@ -24,9 +24,11 @@ HK_FN float scaled_sum(s32 c, float d, float minus) { return fmaf(__int_as_float
 HK_FN float minus_start(float d) { return -12582912.0f * d; }
 HK_FN float power_of_half(int n) { return __uint_as_float((u32)(127 - n) << 23); }
 
-template <class F> struct step_of {
+/* PARTS: of the only column's input. */
+template <class F, int PARTS = 1> struct step_of {
     static constexpr int RECORDS = 256 / F::COLUMNS, BYTES = RECORDS * F::BYTES;
-    static constexpr int META = F::SUB == 32 ? 8 : 16; /* bytes of a unit of the only column */
+    static constexpr int CODES = PARTS * 256;                    /* bytes of the only column's codes */
+    static constexpr int META = PARTS * (F::SUB == 32 ? 8 : 16); /* bytes of a unit of it */
 };
 
 /* Meta of a unit of the only column: its scale, by which sums are multiplied, and for each scale's columns what sums
@@ -139,58 +141,42 @@ HK_FN void multiply_one(const u8 *w, int records, const s8 *x, const u8 *meta, i
     }
 }
 
-/* The same for columns (tokens) 2 t and 2 t + 1 of 8, complete in each lane: y[2 (row / 8) + token % 2]. units of the
- * step exist; x and meta: of the step, as hk_rows.cuh says. */
-template <class F>
-HK_FN void multiply_few(const u8 *w, int units, const s8 *x, const u8 *meta, int lane, float (&y)[4]) {
-    constexpr int HALVES = 32 / F::SUB, N = lane_scales<F>::N;
-    int g = lane >> 2, t = lane & 3;
-    lane_scales<F> scales;
-    int records = (units + F::UNITS - 1) / F::UNITS;
-    int record = step_of<F>::RECORDS == 1 ? 0 : t < records ? t : records - 1;
-    scales_of(w + record * F::BYTES + F::SCALES_AT, lane, scales);
+/* The B operands of unit u of 64 columns, x: halves of up to 8 tokens (hk_rows.cuh), in shared memory if STAGED. */
+template <bool STAGED> HK_FN void load_tokens(const u8 *x, int u, int lane, u32 (&b)[4]) {
+    if constexpr (STAGED) {
+        load_matrices(b, x + 128 * (lane & 7) + (((4 * u + (lane >> 3)) ^ (lane & 7)) << 4));
+    } else {
+        int token = lane >> 2;
 #pragma unroll
-    for (int v = 0; v < N; v++) {
-        if (!F::HAS_MIN)
-            scales.m[v] = F::PAIR_ZERO ? -F::PAIR_ZERO * scales.s[v] : 0;
-        scales.s[v] *= power_of_half(F::shift(HALVES == 1 ? 2 * t + (v & 1) : 4 * (v >> 1 & 1) + t));
+        for (int i = 0; i < 4; i++)
+            b[i] = *(const u32 *)(x + 128 * token + (((4 * u + i) ^ token) << 4) + 4 * (lane & 3));
     }
+}
+
+/* Tokens 2 t and 2 t + 1 of 8, complete in each lane: y[2 (row / 8) + token % 2], times CARRIED (hk_halves.cuh). x: of
+ * the step's first 64 columns, the next ones being `stride` bytes on. */
+template <class F, bool STAGED>
+HK_FN void multiply_few(const u8 *w, int records, const u8 *x, int stride, int lane, float (&y)[4]) {
+    step_weights<F> weights;
+    weights.load(w, records, lane);
+    float more[4] = {}; /* of every other instruction, so that fewer wait for each other */
 #pragma unroll
-    for (int r = 0; r < step_of<F>::RECORDS; r++) {
-        lane_codes<F> codes;
-        load_codes(codes, w + r * F::BYTES, lane);
+    for (int j = 0; j < 4; j++) {
 #pragma unroll
-        for (int k = 0; k < F::UNITS; k++) {
-            int u = r * F::UNITS + k;
-            if (u >= units)
-                break;
-            u32x2 b = *(const u32x2 *)(x + 256 * u + 8 * lane);
-            u32x4 m = *(const u32x4 *)(meta + 64 * u + 16 * t);
-#pragma unroll
-            for (int h = 0; h < HALVES; h++) {
-                s32 c[4], start[4] = {HK_SUM_START, HK_SUM_START, HK_SUM_START, HK_SUM_START};
-                bool mine = HALVES == 1 || t >> 1 == h;
-                mma_unit(c, codes, k, mine ? b.v[0] : 0, mine ? b.v[1] : 0, start);
-                int from = (lane & 28) | (HALVES == 1 ? u >> 1 : u & 3);
-#pragma unroll
-                for (int row = 0; row < 2; row++) {
-                    int v = HALVES == 1 ? 2 * row + (u & 1) : 4 * row + 2 * (u >> 2) + h;
-                    float s = __shfl_sync(~0u, scales.s[v], from);
-                    float zero = F::HAS_MIN || F::PAIR_ZERO ? __shfl_sync(~0u, scales.m[v], from) : 0;
-#pragma unroll
-                    for (int j = 0; j < 2; j++) {
-                        float d = __uint_as_float(m.v[2 * j]);
-                        s32 first = (s16)m.v[2 * j + 1], second = (s16)(m.v[2 * j + 1] >> 16);
-                        s32 sum = HALVES == 1 ? first + second : h ? second : first;
-                        float part = s * (__int_as_float(c[2 * row + j]) + minus_start(1));
-                        if (F::HAS_MIN || F::PAIR_ZERO)
-                            part += zero * (float)sum;
-                        y[2 * row + j] += d * part;
-                    }
-                }
-            }
+        for (int u = 0; u < 2; u++) {
+            u32 b[4], a[4];
+            load_tokens<STAGED>(x, u, lane, b);
+            weights.fragment(j, 2 * u, lane, a);
+            mma_f16(y, a, b[0], b[1]);
+            weights.fragment(j, 2 * u + 1, lane, a);
+            mma_f16(more, a, b[2], b[3]);
         }
+        x += stride;
+        HK_OPAQUE(x); /* or all addresses are computed in advance, into too many registers */
     }
+#pragma unroll
+    for (int v = 0; v < 4; v++)
+        y[v] += more[v];
 }
 
 #endif

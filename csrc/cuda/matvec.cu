@@ -90,7 +90,7 @@ template <int N> HK_FN void add_shared(const shared_sums<N> &left, int warp, int
 }
 
 /* A warp at its steps. */
-template <class F, class G, int N> struct step_worker {
+template <class F, class G, int N, int PARTS> struct step_worker {
     static constexpr int A = N == 1 ? 2 : 4, V = tile_sums<N>::V;
     const hk_matvec_args &a;
     weight_ring &ring;
@@ -98,23 +98,34 @@ template <class F, class G, int N> struct step_worker {
     only_column x;
     const float *squares;
     float factor; /* 0: not worked out yet */
+    lane_place<F> place;
+    lane_place<G> place2;
+    int chunk; /* more columns: bytes from 64 columns of the input to the next */
+    float scale[2];
 
     /* `count` steps of a row of tiles, from step `first` on. */
-    template <class H> __device__ __forceinline__ void take(int first, int count, const u8 *meta, float (&y)[A]) {
+    template <class H>
+    __device__ __forceinline__ void take(int first, int count, const u8 *meta, const lane_place<H> &place,
+                                         float (&y)[A]) {
         int units = (int)a.cols / 32 - 8 * first;
-        const s8 *codes = x.codes + (N == 1 ? 256 : 2048) * first;
-        meta += (N == 1 ? 8 * step_of<H>::META : 512) * first;
+        const s8 *codes = x.codes + (N == 1 ? step_of<H, PARTS>::CODES : 4 * chunk) * first;
+        meta += 8 * step_of<H, PARTS>::META * first;
         for (; count; count--) {
             const u8 *w = ring.take();
-            if constexpr (N == 1)
-                multiply_one<H>(w, (units + H::UNITS - 1) / H::UNITS, codes, meta, ring.lane, y);
+            int records = (units + H::UNITS - 1) / H::UNITS;
+            if constexpr (N == 1 && PARTS == 1)
+                multiply_one<H>(w, records, codes, meta, ring.lane, y);
+            else if constexpr (N == 1)
+                multiply_two<H>(w, records, codes, meta, ring.lane, place, y);
+            else if (a.staged)
+                multiply_few<H, true>(w, records, (const u8 *)codes, chunk, ring.lane, y);
             else
-                multiply_few<H>(w, units, codes, meta, ring.lane, y);
+                multiply_few<H, false>(w, records, (const u8 *)codes, chunk, ring.lane, y);
             ring.release();
             runs.ask(ring);
             units -= 8;
-            codes += N == 1 ? 256 : 2048;
-            meta += N == 1 ? 8 * step_of<H>::META : 512;
+            codes += N == 1 ? step_of<H, PARTS>::CODES : 4 * chunk;
+            meta += 8 * step_of<H, PARTS>::META;
         }
     }
     /* `count` steps of the tile at p. */
@@ -125,9 +136,9 @@ template <class F, class G, int N> struct step_worker {
             int first = second ? at - steps : at, n = min(count, steps - first);
             float y[A] = {};
             if (runs.group.is_first(p))
-                take<F>(first, n, x.meta, y);
+                take<F>(first, n, x.meta, place, y);
             else if constexpr (!is_same<F, G>::value)
-                take<G>(first, n, x.meta2, y);
+                take<G>(first, n, x.meta2, place2, y);
             float sum[V];
             if constexpr (N == 1) {
                 if (factor == 0)
@@ -138,7 +149,7 @@ template <class F, class G, int N> struct step_worker {
             } else {
 #pragma unroll
                 for (int v = 0; v < V; v++)
-                    sum[v] = y[v];
+                    sum[v] = scale[v & 1] * y[v];
             }
 #pragma unroll
             for (int v = 0; v < V; v++)
@@ -149,7 +160,7 @@ template <class F, class G, int N> struct step_worker {
     }
 };
 
-template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
+template <class F, class G, int N, int PARTS = 1> HK_FN void matvec(const hk_matvec_args &a) {
     extern __shared__ __align__(128) u8 shared[];
     constexpr int SLOT = step_of<F>::BYTES > step_of<G>::BYTES ? step_of<F>::BYTES : step_of<G>::BYTES;
     constexpr int V = tile_sums<N>::V;
@@ -186,24 +197,30 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
     }
     x.codes = (s8 *)(squares + 32);
     if constexpr (N == 1) {
-        int padded = group.steps * 256;
-        x.meta = (u8 *)x.codes + padded;
-        x.meta2 = x.meta + padded / 32 * step_of<F>::META;
+        x.meta = (u8 *)x.codes + step_of<F, PARTS>::CODES * group.steps;
+        x.meta2 = x.meta + 8 * step_of<F, PARTS>::META * group.steps;
         if (a.normalise)
-            prepare_input<F, G, 4 / HK_CLUSTER_SIZE, true>(a, x, squares);
+            prepare_input<F, G, 4 / HK_CLUSTER_SIZE, true, PARTS>(a, x, squares);
         else
-            prepare_input<F, G, 6 / HK_CLUSTER_SIZE, false>(a, x, squares);
+            prepare_input<F, G, 6 / HK_CLUSTER_SIZE, false, PARTS>(a, x, squares);
     } else {
         wait_for_previous();
-        x.meta = (u8 *)x.codes + 8 * a.cols;
         if (a.staged) {
-            copy_columns(a, (u8 *)x.codes, x.meta, n);
+            copy_tokens(a, (u8 *)x.codes, group.steps, n);
         } else {
             forget_l1();
-            x = {(s8 *)a.codes, (u8 *)a.meta, (u8 *)0};
+            x.codes = (s8 *)a.half;
         }
     }
-    step_worker<F, G, N> worker = {a, ring, runs, x, squares, a.normalise ? 0.0f : 1.0f};
+    step_worker<F, G, N, PARTS> worker = {
+        a, ring, runs, x, squares, a.normalise ? 0.0f : 1.0f, lane_place<F>(lane), lane_place<G>(lane)};
+    if constexpr (N > 1) {
+        worker.chunk = a.staged ? 1024 : 128 * (int)a.half_stride;
+        for (int j = 0; j < 2; j++) {
+            int token = 2 * (lane & 3) + j;
+            worker.scale[j] = token < n ? load_fresh(a.half_scale + token) * (1 / step_weights<F>::CARRIED) : 0;
+        }
+    }
     int done = 2;
     bool met = false;
     while (steps) {
@@ -254,6 +271,10 @@ template <class F, class G, int N> HK_FN void matvec(const hk_matvec_args &a) {
     HK_KERNEL HK_CLUSTERED __launch_bounds__(HK_MATVEC_THREADS, 2)                                                     \
         hk_matvec_##lower(const __grid_constant__ hk_matvec_args a) {                                                  \
         matvec<unit_##lower, unit_##lower, 1>(a);                                                                      \
+    }                                                                                                                  \
+    HK_KERNEL HK_CLUSTERED __launch_bounds__(HK_MATVEC_THREADS, 2)                                                     \
+        hk_matvec2_##lower(const __grid_constant__ hk_matvec_args a) {                                                 \
+        matvec<unit_##lower, unit_##lower, 1, 2>(a);                                                                   \
     }                                                                                                                  \
     HK_KERNEL __launch_bounds__(HK_MATVEC_FEW_THREADS, 2)                                                              \
         hk_matvec8_##lower(const __grid_constant__ hk_matvec_args a) {                                                 \

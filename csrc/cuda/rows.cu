@@ -1,31 +1,10 @@
 /* Operations by row and by element: embedding, rotary angles, norms with what products need behind them, heads, argmax.
  */
-#include "hk_cache.cuh"
+#include "hk_head.cuh"
 #include "hk_rows.cuh"
 #include "hk_scales.cuh"
 
 /* --- rows --- */
-
-HK_FN float combine(int mode, float x, float y, float number) {
-    switch (mode) {
-    case HK_ROW_GLU_SILU:
-        return silu(x) * y;
-    case HK_ROW_GLU_GELU_TANH:
-        return gelu_tanh(x) * y;
-    case HK_ROW_ADD:
-        return x + y;
-    case HK_ROW_SCALE:
-        return x * number;
-    case HK_ROW_SOFTCAP:
-        return number * tanh_of(x / number);
-    default:
-        return x;
-    }
-}
-HK_FN bool has_second(int mode) {
-    return mode == HK_ROW_GLU_SILU || mode == HK_ROW_GLU_GELU_TANH || mode == HK_ROW_ADD;
-}
-HK_FN s64 source_row(const hk_rows_args &a, int t) { return a.mode == HK_ROW_SELECT ? a.step.outputs[t] : t; }
 
 HK_FN void read_quad(const hk_rows_args &a, s64 row, s64 i, float (&v)[4]) {
     f32x4 x = load_fresh4(a.x + row * a.x_stride + 4 * i), y = {};
@@ -43,7 +22,7 @@ HK_FN float half_exponent(float peak) {
     return __uint_as_float((u32)(127 + e) << 23);
 }
 
-/* One row per block; width is a multiple of 4 (of 32 where codes are asked for). */
+/* One row per block; width is a multiple of 4. */
 HK_KERNEL hk_rows(const __grid_constant__ hk_rows_args a) {
     __shared__ float reduce[HK_MAX_WARPS];
     allow_next();
@@ -91,8 +70,6 @@ HK_KERNEL hk_rows(const __grid_constant__ hk_rows_args a) {
         if (a.half && i < end)
             store_half_quad(a.half, a.half_stride, i, t, pack_half2(v[0] * up, v[1] * up),
                             pack_half2(v[2] * up, v[3] * up));
-        if (a.codes)
-            quantise_quad(v, i, a.width, t, a.codes, a.meta, in);
     }
 }
 
@@ -192,26 +169,7 @@ HK_KERNEL hk_angles(const __grid_constant__ hk_angles_args a) {
 
 /* --- heads: norm, rotation, store; one warp per head, in place --- */
 
-#define HK_MAX_HEAD   256
 #define HK_HEAD_WARPS 4
-
-template <int TYPE>
-HK_FN void store_token(const hk_heads_args &a, int t, int head, int store, int dim, const float *x, int lane) {
-    int position = a.step.positions[t];
-    int page = a.step.pages[a.step.sequences[t] * a.step.page_stride + position / HK_PAGE];
-    store_head<TYPE>(plane_of<TYPE>(a.cache, page, head, store == 2), dim, position % HK_PAGE, x, lane);
-}
-
-/* Value i of the rotated vector; no division, which costs more than all the rest. */
-HK_FN float rotated(const hk_stream &s, const float *v, const float *angles, int i) {
-    if (i >= 2 * s.half)
-        return v[i];
-    bool second = s.neox ? i >= s.half : i & 1;
-    int pair = s.neox ? (second ? i - s.half : i) : i >> 1;
-    float a = v[s.neox ? pair : 2 * pair], b = v[s.neox ? pair + s.half : 2 * pair + 1];
-    float c = load_fresh(angles + 2 * pair), n = load_fresh(angles + 2 * pair + 1);
-    return second ? a * n + b * c : a * c - b * n;
-}
 
 /* grid (ceil(heads of all streams / HK_HEAD_WARPS), tokens). */
 HK_KERNEL hk_heads(const __grid_constant__ hk_heads_args a) {
@@ -227,30 +185,11 @@ HK_KERNEL hk_heads(const __grid_constant__ hk_heads_args a) {
     if (k == a.n_streams)
         return;
     const hk_stream &s = a.stream[k];
-    float *x = s.x + t * s.stride + head * s.dim, *v = vectors[warp][0], *y = vectors[warp][1];
-    float sum = 0;
-    for (int i = lane; i < s.dim; i += 32) {
-        v[i] = load_fresh(x + i);
-        sum += v[i] * v[i];
-    }
-    if (s.norm) {
-        float factor = rsqrtf(warp_sum(sum) / (float)s.dim + s.eps);
+    float *x = s.x + t * s.stride + head * s.dim, *y = vectors[warp][1];
+    turn_head(s, x, s.angles + 2 * t * s.half, vectors[warp][0], y, lane);
+    if (s.norm || s.angles)
         for (int i = lane; i < s.dim; i += 32)
-            v[i] *= factor * s.norm[i];
-    }
-    __syncwarp();
-    for (int i = lane; i < s.dim; i += 32) {
-        y[i] = s.angles ? rotated(s, v, s.angles + 2 * t * s.half, i) : v[i];
-        if (s.norm || s.angles)
             x[i] = y[i];
-    }
-    __syncwarp();
-    if (!s.store)
-        return;
-    if (a.cache.type == HK_CACHE_F16)
-        store_token<HK_CACHE_F16>(a, t, head, s.store, s.dim, y, lane);
-    if (a.cache.type == HK_CACHE_Q8_0)
-        store_token<HK_CACHE_Q8_0>(a, t, head, s.store, s.dim, y, lane);
-    if (a.cache.type == HK_CACHE_Q4_0)
-        store_token<HK_CACHE_Q4_0>(a, t, head, s.store, s.dim, y, lane);
+    if (s.store)
+        store_token(a, t, head, s, y, lane);
 }

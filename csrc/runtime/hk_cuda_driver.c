@@ -39,6 +39,7 @@ enum {
     CU_MEMORY_HOST = 1,
     CU_MEMORY_DEVICE = 2,
     CU_SHARED_LIMIT = 8,
+    CU_TOGETHER = 2,
     CU_EARLY_START = 6,
     CU_CAPTURE_THREAD_LOCAL = 1,
     CU_NO_TIMING = 2,
@@ -208,14 +209,21 @@ int hk_cuda_launch(const hk_launch *l, void *stream) {
     int status = hk_cuda_open();
     if (status)
         return status;
-    cu_attribute early = {.id = CU_EARLY_START, .value.number = 1};
+    cu_attribute wanted[2];
+    unsigned n = 0;
+    if (l->early)
+        wanted[n++] = (cu_attribute){.id = CU_EARLY_START, .value.number = 1};
+    if (l->together)
+        wanted[n++] = (cu_attribute){.id = CU_TOGETHER, .value.number = 1};
     size_t bytes = l->args_bytes;
+    /* A cooperative launch takes no buffer, the others' way, but pointers to parameters: here the only one. */
+    void *parameters[] = {(void *)l->args};
     void *extra[] = {(void *)1, (void *)l->args, (void *)2, &bytes, (void *)0}; /* buffer pointer, buffer size, end */
-    cu_config config = {
-        .shared_bytes = l->shared_bytes, .stream = stream, .attributes = &early, .n_attributes = l->early != 0};
+    cu_config config = {.shared_bytes = l->shared_bytes, .stream = stream, .attributes = wanted, .n_attributes = n};
     memcpy(config.grid, l->grid, sizeof config.grid);
     memcpy(config.block, l->block, sizeof config.block);
-    return check(cu.cuLaunchKernelEx(&config, l->function, NULL, extra), "cuLaunchKernelEx");
+    return check(cu.cuLaunchKernelEx(&config, l->function, l->together ? parameters : NULL, l->together ? NULL : extra),
+                 "cuLaunchKernelEx");
 }
 int hk_cuda_launch_all(const hk_launch *launches, int n, void *stream) {
     for (int i = 0; i < n; i++) {

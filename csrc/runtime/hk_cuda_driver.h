@@ -21,6 +21,7 @@ typedef struct hk_launch {
     uint32_t grid[3], block[3];
     uint32_t shared_bytes;
     int32_t early;    /* may start before the kernel in front of it has ended (programmatic dependent launch, sm_90) */
+    int32_t together; /* all blocks must be there at the same time (cooperative launch), or the launch fails */
     const void *args; /* the kernel's only parameter, by value; read during the call */
     size_t args_bytes;
 } hk_launch;

@@ -95,9 +95,9 @@ static void multiply_raw(const hk_run *r, const hk_op *op, const hk_part *w, int
     const uint8_t *raw = w->raw + p0 * HK_PANEL * w->row_bytes;
     int64_t rows = w->rows - p0 * HK_PANEL < n_panels * HK_PANEL ? w->rows - p0 * HK_PANEL : n_panels * HK_PANEL;
     if (w->gemv_raw && n_cols <= RAW_COLS) {
-        for (int64_t c = 0; c < n_cols; c++) {
+        for (int64_t c = 0; c < n_cols; c += 2) {
             hk_act a = hk_act_from(r->tape, w->act, c0 + c);
-            w->gemv_raw(raw, w->row_bytes, rows, op->K, &a, out + c * stride);
+            w->gemv_raw(raw, w->row_bytes, rows, op->K, &a, n_cols - c > 1 ? 2 : 1, out + c * stride, stride);
         }
         return;
     }

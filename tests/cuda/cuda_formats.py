@@ -54,20 +54,18 @@ def upload(gpu: Gpu, type_name: str, rows: int, cols: int, seed: int = 0) -> Mat
     return Matrix(type_name, at, weights)
 
 
-def quantised(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """Codes [n][K / 32][32] and scales [n][K / 32] as the kernels define them."""
-    blocks = x.reshape(len(x), -1, 32)
-    peak = np.abs(blocks).max(-1)
-    with np.errstate(divide="ignore"):
-        inverse = np.where(peak > 0, np.float32(127) / peak, np.float32(0)).astype(np.float32)
-    codes = np.rint(blocks * inverse[..., None]).astype(np.int32)
-    return codes, peak / np.float32(127)
-
-
-def as_seen(x: npt.NDArray[np.float32]) -> Floats:
-    """x after quantisation, in float64."""
-    codes, scales = quantised(x)
-    return (codes * scales[..., None].astype(np.float64)).reshape(x.shape)
+def as_seen(x: npt.NDArray[np.float32], precise: bool = False) -> Floats:
+    """What a product of a quantised format makes of x, in float64: of one column 8 bits, or 15, by units of 32 (a scale
+    of max|x| / 127 or 16256 each), of several halves, brought to a largest value of about 2^10."""
+    if len(x) > 1:
+        peak = np.abs(x).max(-1, keepdims=True)
+        scale = 2.0 ** (np.floor(np.log2(np.where(peak > 0, peak, 1))) - 10)
+        return (x / scale).astype(np.float16).astype(np.float64) * scale
+    blocks = x.reshape(-1, 32)
+    peak = np.abs(blocks).max(-1, keepdims=True)
+    most = np.float32(16256 if precise else 127)
+    inverse = np.where(peak > 1e-34, most / np.maximum(peak, np.float32(1e-34)), np.float32(0))
+    return (np.rint(blocks * inverse) * (peak / most).astype(np.float64)).reshape(x.shape)
 
 
 def error(y: npt.NDArray[np.float32], want: Floats) -> float:

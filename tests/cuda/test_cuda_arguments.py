@@ -20,7 +20,9 @@ STRUCTS = {
     "embed_args": arguments.EMBED, "angles_args": arguments.ANGLES, "cache": arguments.CACHE,
     "stream": arguments.STREAM, "heads_args": arguments.HEADS, "attend_args": arguments.ATTEND,
     "argmax_args": arguments.ARGMAX, "topk_args": arguments.TOPK, "handover": arguments.HANDOVER,
-    "choice": arguments.CHOICE, "link_rows": arguments.LINK_ROWS, "link_args": arguments.LINK,
+    "choice": arguments.CHOICE,
+    "format": arguments.FORMAT, "token_args": arguments.TOKEN, "link_rows": arguments.LINK_ROWS,
+    "link_args": arguments.LINK,
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from cuda_formats import QUANTISED, error, quantised
+from cuda_formats import QUANTISED, as_seen, error
 from gguf import GGMLQuantizationType
 from random_weights import random_matrix
 
@@ -91,24 +91,47 @@ def packed(type_name: str, raw: Bytes, rows: int, cols: int) -> Bytes:
     return panels
 
 
-@pytest.mark.parametrize("n", [1, 7])
+@pytest.mark.parametrize("precise", [False, True])
 @pytest.mark.parametrize("type_name", QUANTISED)
-def test_steps_of_a_product(library: Any, type_name: str, n: int) -> None:
-    """A warp's steps, its lanes as threads and the matrix instruction by definition, against float64."""
+def test_steps_of_one_column(library: Any, type_name: str, precise: bool) -> None:
+    """A warp's steps, its lanes threads and the matrix instruction by definition, against float64."""
     for rows, cols in ((19, 512), *([(16, 288)] if LAYOUTS[type_name].columns == 64 else [])):
-        rng = np.random.default_rng(n)
+        rng = np.random.default_rng(1)
         raw, weights = random_matrix(rng, type_name, rows, cols, 1.0)
         at, _ = converted(library, type_name, raw, rows, cols)
-        codes, scales = quantised(rng.standard_normal((n, cols)).astype(np.float32))
-        y = np.full((n, rows), np.nan, np.float32)
-        kind, data = c.c_int(GGMLQuantizationType[type_name].value), codes.astype(np.int8)
-        size = c.c_int64(rows), c.c_int64(cols)
-        assert (
-            library.product_on_host(kind, pointer(at), *size, pointer(data), pointer(scales), c.c_int(n), pointer(y))
-            == 0
-        )
-        seen = (codes * scales[..., None].astype(np.float64)).reshape(n, cols)
-        assert error(y, seen @ weights.T) <= 1e-6
+        x = (rng.standard_normal((1, cols)) * 10.0 ** rng.integers(-2, 3, (1, cols))).astype(np.float32)
+        x[0, 32:64] = 0
+        x[0, 64:96] *= 1e-36
+        y = stepped(library, type_name, at, rows, cols, x, precise=precise)
+        assert error(y, as_seen(x, precise) @ weights.T) <= 1e-6
+        assert error(y, x.astype(np.float64) @ weights.T) <= (2e-4 if precise else 2e-2)
+        x[0, 100] = np.inf
+        assert np.isnan(stepped(library, type_name, at, rows, cols, x, precise=precise)).all()
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("type_name", QUANTISED)
+def test_steps_of_few_columns(library: Any, type_name: str, staged: bool) -> None:
+    """The same with halves; NaN wherever there is no token."""
+    for rows, cols in ((19, 512), *([(16, 288)] if LAYOUTS[type_name].columns == 64 else [])):
+        rng = np.random.default_rng(2)
+        raw, weights = random_matrix(rng, type_name, rows, cols, 1.0)
+        at, _ = converted(library, type_name, raw, rows, cols)
+        x = rng.standard_normal((5, cols)).astype(np.float16).astype(np.float32)
+        y = stepped(library, type_name, at, rows, cols, x, staged=staged)
+        assert error(y, x.astype(np.float64) @ weights.T) <= 1e-3
+
+
+def stepped(library: Any, type_name: str, at: Bytes, rows: int, cols: int, x: Floats, **given: bool) -> Floats:
+    """x [n][cols] times a matrix in device layout, by hk_step.cuh: [n][rows]."""
+    y = np.full((len(x), rows), np.nan, np.float32)
+    kind, size = c.c_int(GGMLQuantizationType[type_name].value), (c.c_int64(rows), c.c_int64(cols))
+    how = [c.c_int(given.get(name, False)) for name in ("precise", "staged")]
+    done = library.product_on_host(
+        kind, pointer(at), *size, pointer(np.ascontiguousarray(x)), c.c_int(len(x)), *how, pointer(y)
+    )
+    assert done == 0
+    return y
 
 
 @pytest.mark.parametrize("n", [3, 16])

@@ -14,7 +14,7 @@ from hybridkern.kernels.cuda.images import MANIFEST, image_folder
 
 pytestmark = pytest.mark.on_host
 # What runs for every token, on the architecture that is measured: none of it may spill.
-HOT = re.compile(r"hk_(matvec|matmul|wgmma|decode|prefill|heads|norm|rows|quant|argmax|embed)")
+HOT = re.compile(r"hk_(token|matvec|matmul|wgmma|decode|prefill|heads|norm|rows|quant|argmax|embed)")
 HOT_CODE = "sm_90a"
 LOG = """\
 ptxas info    : 0 bytes gmem

@@ -10,7 +10,7 @@ import pytest
 from cases import CASES
 from planned import gpu, shape
 from running import load
-from test_cuda_lowering import FakeDevice, FakeHostMemory, FakeMemory, convert_all
+from test_cuda_lowering import AllKernels, FakeDevice, FakeHostMemory, FakeMemory, convert_all
 from tiny import write_tiny
 
 from hybridkern.kernels.cuda import holdings, placement
@@ -32,6 +32,7 @@ def nothing_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "upload", convert_all)
     monkeypatch.setattr(holdings, "HostMemory", FakeHostMemory)
     monkeypatch.setattr(holdings, "Stream", FakeDevice)
+    monkeypatch.setattr(FakeDevice, "kernels", AllKernels())
 
 
 def allocated(model: Any, sizer: Sizer, a: Assignment, device: str, max_outputs: int) -> dict[str, int]:

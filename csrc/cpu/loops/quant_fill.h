@@ -96,8 +96,8 @@ HK_CLASS(iq4_xs)
 #ifdef HK_RAW_ROWS_KERNELS
 #define HK_QUANT(NAME, fmt, low, high, codes, zero, sub, mins)                                                         \
     static void HK_NAME(gemv_raw, fmt)(const uint8_t *raw, int64_t row_bytes, int64_t n_rows, int64_t K,               \
-                                       const hk_act *a, float *out) {                                                  \
-        hk_gemv_raw(hk_raw_panel_##fmt, raw, row_bytes, n_rows, K, a, out);                                            \
+                                       const hk_act *a, int n, float *out, int64_t stride) {                           \
+        hk_gemv_raw(hk_raw_panel_##fmt, raw, row_bytes, n_rows, K, a, n, out, stride);                                 \
     }
 #include "formats/hk_quants.def"
 #undef HK_QUANT

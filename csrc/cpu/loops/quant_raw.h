@@ -1,4 +1,5 @@
-/* Matrix times one column, straight from raw GGUF rows: what decoding uses where weights stay as they lie in the file.
+/* Matrix times one or two columns, straight from raw GGUF rows: what decoding uses where weights stay as they lie in
+ * the file.
  *
  * Sixteen rows go side by side, as in a panel. Their scales are transposed to the scale plane of hk_packed.h, block by
  * block, and decoded as a panel's are; their codes are multiplied where they lie, 32 at a time along K, and the sums of
@@ -59,9 +60,8 @@ HK_RAW_CODES(q6_k) {
 }
 #undef HK_RAW_CODES
 
-/* Products of 32 codes with activations as 8 int32: the first four of weights 0 .. 15, the others of 16 .. 31. */
+/* Products of 32 values with activations as 8 int32: the first four of weights 0 .. 15, the others of 16 .. 31. */
 HK_INLINE vi hk_raw_products(const hk_quant *q, vi w, vi x) {
-    w = hk_code_value(q, w);
     vi p = hk_is_signed(q) ? vi_maddubs(vi_abs8(w), vi_sign8(x, w)) : vi_maddubs(w, x);
     return vi_madd16(p, vi_set16(1));
 }
@@ -156,8 +156,8 @@ HK_RAW_PLANE(mxfp4) {
     _mm_storeu_si128((__m128i *)plane, _mm_set_epi64x((long long)x[1], (long long)x[0]));
 }
 
-typedef void (*hk_gemv_raw_panel)(const uint8_t *const *row, int64_t K, const hk_act *a, const uint8_t *next,
-                                  float *out);
+typedef void (*hk_gemv_raw_panel)(const uint8_t *const *row, int64_t K, const hk_act *a, int n, const uint8_t *next,
+                                  float *out, int64_t stride);
 
 /* Sixteen rows. They are read in 16 places at once, which hardware follows badly; but they are one piece of memory, and
  * so are the next 16 rows at `next`: these are asked for in order, a part with every 32 weights of eight rows. */
@@ -167,57 +167,88 @@ HK_INLINE void hk_raw_prefetch(const uint8_t *next, int bytes, int part) {
         _mm_prefetch((const char *)next + part * bytes + i, _MM_HINT_T1);
 }
 
+/* n is a constant, 1 or 2 columns: codes are unpacked once for both. */
 #define HK_RAW_KERNEL(NAME, fmt)                                                                                       \
-    HK_INLINE vf hk_raw_chunk_##fmt(const uint8_t *const *row, int64_t at, const hk_block_act *x, const int16_t *sums, \
-                                    const hk_sub_scales *s, int i, int half) {                                         \
+    HK_INLINE void hk_raw_chunk_##fmt(const uint8_t *const *row, int64_t at, const hk_block_act *x,                    \
+                                      const int16_t *const *all_sums, const hk_sub_scales *s, int i, int half, int n,  \
+                                      vf *t) {                                                                         \
         const hk_quant *q = &hk_quant_##fmt;                                                                           \
-        vi v[8], lower, upper, codes = vi_load(x->codes + 32 * i);                                                     \
+        vi w[8];                                                                                                       \
         HK_UNROLL                                                                                                      \
         for (int r = 0; r < 8; r++)                                                                                    \
-            v[r] = hk_raw_products(q, hk_raw_codes_##fmt((const hk_block_##fmt *)(row[r] + at), i), codes);            \
-        hk_raw_lanes(v, &lower, &upper);                                                                               \
-        if (q->block == 256 && q->sub == 16) {                                                                         \
-            if (q->zero) {                                                                                             \
-                lower = _mm256_sub_epi32(lower, _mm256_set1_epi32(q->zero * sums[2 * i]));                             \
-                upper = _mm256_sub_epi32(upper, _mm256_set1_epi32(q->zero * sums[2 * i + 1]));                         \
+            w[r] = hk_code_value(q, hk_raw_codes_##fmt((const hk_block_##fmt *)(row[r] + at), i));                     \
+        HK_UNROLL                                                                                                      \
+        for (int c = 0; c < n; c++) {                                                                                  \
+            const int16_t *sums = all_sums[c];                                                                         \
+            vi v[8], lower, upper, codes = vi_load(x[c].codes + 32 * i);                                               \
+            HK_UNROLL                                                                                                  \
+            for (int r = 0; r < 8; r++)                                                                                \
+                v[r] = hk_raw_products(q, w[r], codes);                                                                \
+            hk_raw_lanes(v, &lower, &upper);                                                                           \
+            if (q->block == 256 && q->sub == 16) {                                                                     \
+                if (q->zero) {                                                                                         \
+                    lower = _mm256_sub_epi32(lower, _mm256_set1_epi32(q->zero * sums[2 * i]));                         \
+                    upper = _mm256_sub_epi32(upper, _mm256_set1_epi32(q->zero * sums[2 * i + 1]));                     \
+                }                                                                                                      \
+                lower = _mm256_mullo_epi32(lower, vi_rows32(s->s[2 * i], half));                                       \
+                upper = _mm256_mullo_epi32(upper, vi_rows32(s->s[2 * i + 1], half));                                   \
+                t[c] = vf_of_int(vi_add32(lower, upper));                                                              \
+                continue;                                                                                              \
             }                                                                                                          \
-            lower = _mm256_mullo_epi32(lower, vi_rows32(s->s[2 * i], half));                                           \
-            upper = _mm256_mullo_epi32(upper, vi_rows32(s->s[2 * i + 1], half));                                       \
-            return vf_of_int(vi_add32(lower, upper));                                                                  \
+            lower = vi_add32(lower, upper);                                                                            \
+            if (q->zero)                                                                                               \
+                lower = _mm256_sub_epi32(lower, _mm256_set1_epi32(q->zero * (sums[2 * i] + sums[2 * i + 1])));         \
+            t[c] = vf_of_int(q->block == 256 ? _mm256_mullo_epi32(lower, vi_rows32(s->s[i], half)) : lower);           \
         }                                                                                                              \
-        lower = vi_add32(lower, upper);                                                                                \
-        if (q->zero)                                                                                                   \
-            lower = _mm256_sub_epi32(lower, _mm256_set1_epi32(q->zero * (sums[2 * i] + sums[2 * i + 1])));             \
-        return vf_of_int(q->block == 256 ? _mm256_mullo_epi32(lower, vi_rows32(s->s[i], half)) : lower);               \
     }                                                                                                                  \
-    static void hk_raw_panel_##fmt(const uint8_t *const *row, int64_t K, const hk_act *a, const uint8_t *next,         \
-                                   float *out) {                                                                       \
+    HK_INLINE void hk_raw_columns_##fmt(const uint8_t *const *row, int64_t K, const hk_act *a, int n,                  \
+                                        const uint8_t *next, float *out, int64_t stride) {                             \
         const hk_quant *q = &hk_quant_##fmt;                                                                           \
-        vf c[2] = {vf_zero(), vf_zero()};                                                                              \
+        vf c[2][2] = {{vf_zero(), vf_zero()}, {vf_zero(), vf_zero()}};                                                 \
         for (int64_t b = 0, at = 0; b < K / HK_BLOCK_##NAME; b++, at += HK_BYTES_##NAME) {                             \
-            const int16_t *sums = a->sums + b * (q->block / 16);                                                       \
-            float sum[16];                                                                                             \
-            hk_block_act x = {a->codes + b * q->block, a->scales + b * (q->block / 32), sum, NULL};                    \
+            const int16_t *sums[2];                                                                                    \
+            float sum[2][16];                                                                                          \
+            hk_block_act x[2];                                                                                         \
             _Alignas(32) uint8_t plane[16 * 20];                                                                       \
             hk_sub_scales s;                                                                                           \
-            if (q->mins)                                                                                               \
-                hk_scaled_sums(q, x.d, sums, q->block / 32, sum);                                                      \
+            HK_UNROLL                                                                                                  \
+            for (int j = 0; j < n; j++) {                                                                              \
+                sums[j] = a->sums + j * a->sums_stride + b * (q->block / 16);                                          \
+                x[j] = (hk_block_act){a->codes + j * a->codes_stride + b * q->block,                                   \
+                                      a->scales + j * a->scales_stride + b * (q->block / 32), sum[j], NULL};           \
+                if (q->mins)                                                                                           \
+                    hk_scaled_sums(q, x[j].d, sums[j], q->block / 32, sum[j]);                                         \
+            }                                                                                                          \
             hk_raw_plane_##fmt(row, at, plane);                                                                        \
             hk_sub_scales_##fmt(plane, &s);                                                                            \
             for (int h = 0; h < 2; h++) {                                                                              \
-                vf f = vf_zero();                                                                                      \
+                vf f[2] = {vf_zero(), vf_zero()}, t[2];                                                                \
                 HK_UNROLL                                                                                              \
                 for (int i = 0; i < q->block / 32; i++) {                                                              \
                     hk_raw_prefetch(next + 16 * at, q->block == 32 ? 8 * HK_BYTES_##NAME : HK_BYTES_##NAME,            \
                                     q->block == 32 ? h : 8 * h + i);                                                   \
-                    vf t = hk_raw_chunk_##fmt(row + 8 * h, at, &x, sums, &s, i, h);                                    \
-                    f = q->block == 32 ? t : vf_fma(vf_set(x.d[i]), t, f);                                             \
+                    hk_raw_chunk_##fmt(row + 8 * h, at, x, sums, &s, i, h, n, t);                                      \
+                    HK_UNROLL                                                                                          \
+                    for (int j = 0; j < n; j++)                                                                        \
+                        f[j] = q->block == 32 ? t[j] : vf_fma(vf_set(x[j].d[i]), t[j], f[j]);                          \
                 }                                                                                                      \
-                c[h] = hk_close_block(q, plane, &x, &s, h, f, c[h]);                                                   \
+                HK_UNROLL                                                                                              \
+                for (int j = 0; j < n; j++)                                                                            \
+                    c[j][h] = hk_close_block(q, plane, x + j, &s, h, f[j], c[j][h]);                                   \
             }                                                                                                          \
         }                                                                                                              \
-        vf_store(out, c[0]);                                                                                           \
-        vf_store(out + 8, c[1]);                                                                                       \
+        HK_UNROLL                                                                                                      \
+        for (int j = 0; j < n; j++) {                                                                                  \
+            vf_store(out + j * stride, c[j][0]);                                                                       \
+            vf_store(out + j * stride + 8, c[j][1]);                                                                   \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static void hk_raw_panel_##fmt(const uint8_t *const *row, int64_t K, const hk_act *a, int n, const uint8_t *next,  \
+                                   float *out, int64_t stride) {                                                       \
+        if (n == 1)                                                                                                    \
+            hk_raw_columns_##fmt(row, K, a, 1, next, out, stride);                                                     \
+        else                                                                                                           \
+            hk_raw_columns_##fmt(row, K, a, 2, next, out, stride);                                                     \
     }
 
 #define HK_QUANT(NAME, fmt, low, high, codes, zero, sub, mins) HK_RAW_KERNEL(NAME, fmt)
@@ -226,14 +257,15 @@ HK_INLINE void hk_raw_prefetch(const uint8_t *next, int bytes, int part) {
 
 /* Rows that do not exist are computed from the last one, and count as zero. */
 static void hk_gemv_raw(hk_gemv_raw_panel panel, const uint8_t *raw, int64_t row_bytes, int64_t n_rows, int64_t K,
-                        const hk_act *a, float *out) {
+                        const hk_act *a, int n, float *out, int64_t stride) {
     for (int64_t r0 = 0; r0 < n_rows; r0 += HK_PANEL) {
         const uint8_t *row[HK_PANEL];
         for (int64_t r = 0; r < HK_PANEL; r++)
             row[r] = raw + (r0 + r < n_rows ? r0 + r : n_rows - 1) * row_bytes;
-        panel(row, K, a, raw + (r0 + HK_PANEL) * row_bytes, out + r0);
+        panel(row, K, a, n, raw + (r0 + HK_PANEL) * row_bytes, out + r0, stride);
         for (int64_t r = n_rows - r0; r < HK_PANEL; r++)
-            out[r0 + r] = 0;
+            for (int c = 0; c < n; c++)
+                out[c * stride + r0 + r] = 0;
     }
 }
 

@@ -18,7 +18,7 @@ cdef extern from "cpu/hk_cpu.h" nogil:
     ctypedef void (*hk_dequant_fn)(const uint8_t *, int64_t, float *) noexcept nogil
     ctypedef void (*hk_quantize_fn)(const float *, int64_t, int8_t *, float *, int16_t *) noexcept nogil
     ctypedef void (*hk_quantize_pair_fn)(const float *, int64_t, int8_t *, float *, int16_t *, int64_t, int64_t, int64_t) noexcept nogil
-    ctypedef void (*hk_gemv_raw_fn)(const uint8_t *, int64_t, int64_t, int64_t, const void *, float *) noexcept nogil
+    ctypedef void (*hk_gemv_raw_fn)(const uint8_t *, int64_t, int64_t, int64_t, const void *, int, float *, int64_t) noexcept nogil
     ctypedef struct hk_type_kernels:
         hk_gemv_fn gemv
         hk_gemm_fn gemm

@@ -122,6 +122,7 @@ class CudaPart:
             f"GPU memory: {sum(used.values())} bytes in all",
             *([cache] if self._has_cache else []),
             f"graphs: {launches} launches for a token, steps of {s.max_rows} tokens at most",
+            *(g.describe() for g in self._graphs[:1]),
             *(self._stream.describe() if self._stream is not None else []),
         ]
 

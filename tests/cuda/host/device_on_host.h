@@ -4,10 +4,12 @@
 #define HK_DEVICE_CUH
 #define HK_ON_HOST
 #define __device__
-#define HK_FN        static inline
-#define HK_MEMBER    inline
-#define HK_MAX_FLOAT 3.402823466e+38f
-#define HK_INFINITY  INFINITY
+#define HK_FN             static inline
+#define HK_MEMBER         inline
+#define HK_OPAQUE(p)      ((void)(p))
+#define HK_OPAQUE_WORD(w) ((void)(w))
+#define HK_MAX_FLOAT      3.402823466e+38f
+#define HK_INFINITY       INFINITY
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

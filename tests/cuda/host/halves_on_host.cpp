@@ -1,43 +1,7 @@
-/* hk_halves.cuh and the half form of hk_rows.cuh compiled for the host: a warp is 32 threads, the matrix instruction is
- * written here as PTX defines its fragments, and what reads the tokens as the 128-byte swizzle defines them. */
-#include "device_on_host.h"
+/* hk_halves.cuh and the half form of hk_rows.cuh compiled for the host; what reads the tokens, as the 128-byte swizzle
+ * defines them. */
+#include "warp_on_host.h"
 
-#include <barrier>
-#include <thread>
-#include <vector>
-
-#define __forceinline__ inline
-using std::max;
-using std::min;
-static std::barrier<> meeting(32);
-static thread_local struct {
-    int x;
-} threadIdx;
-static u32 exchange[32];
-
-static u32 __shfl_sync(u32, u32 v, int from) {
-    exchange[threadIdx.x] = v;
-    meeting.arrive_and_wait();
-    v = exchange[from & 31];
-    meeting.arrive_and_wait();
-    return v;
-}
-static u32 pack_half2(float lo, float hi) { return (u32)float_to_half(lo) | (u32)float_to_half(hi) << 16; }
-static float low(u32 w) { return half_to_float((u16)w); }
-static float high(u32 w) { return half_to_float((u16)(w >> 16)); }
-static u32 half2_mul(u32 a, u32 b) { return pack_half2(low(a) * low(b), high(a) * high(b)); }
-static u32 half2_fma(u32 a, u32 b, u32 c) { return pack_half2(low(a) * low(b) + low(c), high(a) * high(b) + high(c)); }
-static float load_fresh(const float *p) { return *p; }
-
-/* What other functions of hk_rows.cuh name; nothing here calls them. */
-static float warp_sum(float x) { return x; }
-static float warp_max(float x) { return x; }
-static void __syncthreads() {}
-#define __expf expf
-static float __fadd_rn(float a, float b) { return a + b; }
-static float __fmul_rn(float a, float b) { return a * b; }
-static s32 dot4(u32, u32, s32 c) { return c; }
-template <class T> static T __shfl_xor_sync(u32, T v, int) { return v; }
 #include "../../../csrc/cuda/hk_halves.cuh"
 
 #define BLOCKS 2 /* of 8 tokens */

@@ -1,90 +1,73 @@
-/* hk_step.cuh compiled for the host: a warp is 32 threads, and what its lanes do together is done over shared arrays.
- * The matrix instruction is written here as PTX defines its fragments. */
-#include "device_on_host.h"
+/* hk_step.cuh, and the forms of the input that it takes, compiled for the host. */
+#include "warp_on_host.h"
 
-#include <barrier>
-#include <thread>
-#include <vector>
+#include "../../../csrc/cuda/hk_precise.cuh"
 
-static std::barrier<> meeting(32);
-static thread_local int own_lane;
-static u32 exchange[32][6];
-
-template <bool SIGNED>
-static void mma_8_bit(s32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, const s32 (&start)[4]) {
-    s32 c[4] = {start[0], start[1], start[2], start[3]};
-    for (int i = 0; i < 4; i++)
-        exchange[own_lane][i] = a[i];
-    exchange[own_lane][4] = b0;
-    exchange[own_lane][5] = b1;
-    meeting.arrive_and_wait();
-    int g = own_lane >> 2, t = own_lane & 3;
-    for (int e = 0; e < 4; e++) {
-        int row_half = e >> 1, column = 2 * t + (e & 1);
-        for (int k = 0; k < 32; k++) {
-            int lane_k = k >> 2 & 3, byte = k & 3, half = k >> 4;
-            u32 w = exchange[4 * g + lane_k][row_half + 2 * half] >> 8 * byte & 255;
-            s32 x = (s8)(exchange[4 * column + lane_k][4 + half] >> 8 * byte & 255);
-            c[e] += (SIGNED ? (s32)(s8)w : (s32)w) * x;
+/* A column [cols] in one part or two, and the meta of its units, as hk_input.cuh leaves them. */
+template <class F, int PARTS> static void prepare(const float *x, s64 cols, int lane, s8 *codes, u8 *meta) {
+    for (s64 i = lane; i < (cols + 255) / 256 * 32; i += 32) {
+        float v[8] = {}, scale;
+        if (8 * i < cols)
+            std::copy(x + 8 * i, x + 8 * i + 8, v);
+        if constexpr (PARTS == 1) {
+            s32 sums[2];
+            u32x2 word = quantise_eight(v, scale, sums);
+            store_in_all(codes + 8 * i, word.v, 2);
+            if ((lane & 3) == 0)
+                write_meta<F>(meta, (int)(i >> 2), scale, sums);
+        } else {
+            s32 sums[2][2];
+            u32x4 words;
+            quantise_eight(v, words, scale, sums);
+            store_in_all(codes + place_of_eight((int)i), words.v, 4);
+            if ((lane & 3) == 0)
+                write_meta<F>(meta, (int)(i >> 2), scale, sums);
         }
     }
-    meeting.arrive_and_wait();
-    std::copy(c, c + 4, d);
 }
-static u32 shuffle(u32 v, int from) {
-    exchange[own_lane][0] = v;
-    meeting.arrive_and_wait();
-    v = exchange[from & 31][0];
-    meeting.arrive_and_wait();
-    return v;
-}
-static float __shfl_sync(u32, float v, int from) {
-    u32 w;
-    memcpy(&w, &v, 4);
-    return __uint_as_float(shuffle(w, from));
-}
-#include "../../../csrc/cuda/hk_step.cuh"
 
-/* y[n][rows] for n columns: codes [n][cols] and scales [n][cols / 32], weights in device layout. */
-template <class F>
-static void product(const u8 *at, s64 rows, s64 cols, const s8 *codes, const float *scales, int n, float *y) {
-    s64 records = (cols + F::COLUMNS - 1) / F::COLUMNS, steps = (cols + 255) / 256, units = cols / 32;
-    std::vector<s8> x(n == 1 ? steps * 256 : units * 256, 0);
-    std::vector<u8> meta(n == 1 ? steps * 8 * step_of<F>::META : units * 64, 0);
-    for (int j = 0; j < n; j++)
-        for (s64 u = 0; u < (n == 1 ? steps * 8 : units); u++) {
-            s32 sums[2] = {0, 0};
-            for (int l = 0; l < 32 && u < units; l++) {
-                s8 c = codes[j * cols + 32 * u + l];
-                sums[l >> 4] += c;
-                x[n == 1 ? 32 * u + l : 256 * u + 32 * j + l] = c;
-            }
-            float scale = u < units ? scales[j * units + u] : 0;
-            if (n == 1) {
-                write_meta<F>(meta.data(), (int)u, scale, sums);
-            } else {
-                memcpy(&meta[64 * u + 8 * j], &scale, 4);
-                u32 both = ((u32)sums[0] & 0xFFFF) | (u32)sums[1] << 16;
-                memcpy(&meta[64 * u + 8 * j + 4], &both, 4);
-            }
+/* y[n][rows] for n columns x [n][cols], weights in device layout. Several columns: as halves, whose memory is taken for
+ * shared memory if `staged`. */
+template <class F, int PARTS>
+static void product(const u8 *at, s64 rows, s64 cols, const float *x, int n, int staged, float *y) {
+    s64 records = (cols + F::COLUMNS - 1) / F::COLUMNS, steps = (cols + 255) / 256;
+    std::vector<u32x4> parts(steps * step_of<F, PARTS>::CODES / 16);
+    s8 *codes = (s8 *)parts.data();
+    std::vector<u32x4> meta(steps * step_of<F, PARTS>::META / 2);
+    std::vector<u16> half(steps * 256 * 8, 0x7E00); /* NaN where nobody writes */
+    for (int j = 0; j < n && n > 1; j++)
+        for (s64 i = 0; i < steps * 64; i++) {
+            float v[4] = {};
+            if (4 * i < cols)
+                std::copy(x + j * cols + 4 * i, x + j * cols + 4 * i + 4, v);
+            store_half_quad(half.data(), 8, i, j, pack_half2(v[0], v[1]), pack_half2(v[2], v[3]));
         }
     std::vector<std::thread> warp;
     std::vector<float> sums(32 * 4);
     for (int lane = 0; lane < 32; lane++)
         warp.emplace_back([&, lane] {
-            own_lane = lane;
+            threadIdx.x = lane;
             int g = lane >> 2, t = lane & 3;
+            if (n == 1)
+                prepare<F, PARTS>(x, cols, lane, codes, (u8 *)meta.data());
+            meeting.arrive_and_wait();
             for (s64 tile = 0; tile < (rows + 15) / 16; tile++) {
                 float one[2] = {0, 0}, few[4] = {0, 0, 0, 0};
                 for (s64 step = 0; step < steps; step++) {
                     s64 first = step * step_of<F>::RECORDS;
                     const u8 *w = at + (tile * records + first) * F::BYTES;
-                    if (n == 1)
-                        multiply_one<F>(w, (int)(records - first), x.data() + 256 * step,
-                                        meta.data() + 8 * step_of<F>::META * step, lane, one);
+                    s8 *c = codes + step_of<F, PARTS>::CODES * step;
+                    u8 *m = (u8 *)meta.data() + 8 * step_of<F, PARTS>::META * step;
+                    if constexpr (PARTS == 2)
+                        multiply_two<F>(w, (int)(records - first), c, m, lane, lane_place<F>(lane), one);
+                    else if (n == 1)
+                        multiply_one<F>(w, (int)(records - first), c, m, lane, one);
+                    else if (staged)
+                        multiply_few<F, true>(w, (int)(records - first), (u8 *)half.data() + 4096 * step, 1024, lane,
+                                              few);
                     else
-                        multiply_few<F>(w, (int)(units - 8 * step), x.data() + 2048 * step, meta.data() + 512 * step,
-                                        lane, few);
+                        multiply_few<F, false>(w, (int)(records - first), (u8 *)half.data() + 4096 * step, 1024, lane,
+                                               few);
                 }
                 for (int e = 0; e < 4; e++)
                     sums[4 * lane + e] = n == 1 ? one[e & 1] : few[e];
@@ -94,7 +77,7 @@ static void product(const u8 *at, s64 rows, s64 cols, const s8 *codes, const flo
                     int j = 2 * t + (e & 1);
                     if (row >= rows || j >= n)
                         continue;
-                    float v = few[e];
+                    float v = few[e] / step_weights<F>::CARRIED;
                     if (n == 1) {
                         v = 0;
                         for (int q = 0; q < 4; q++)
@@ -112,13 +95,16 @@ static void product(const u8 *at, s64 rows, s64 cols, const s8 *codes, const flo
 #define HK_HOST_F32(lower, id)
 #define HK_HOST(lower, id)                                                                                             \
     if (type == id) {                                                                                                  \
-        product<unit_##lower>(at, rows, cols, codes, scales, n, y);                                                    \
+        if (precise)                                                                                                   \
+            product<unit_##lower, 2>(at, rows, cols, x, n, staged, y);                                                 \
+        else                                                                                                           \
+            product<unit_##lower, 1>(at, rows, cols, x, n, staged, y);                                                 \
         return 0;                                                                                                      \
     }
 #define HK_HOST_Q8_32(lower, id)                                 HK_HOST(lower, id)
 #define HK_TYPE(NAME, lower, id, block, bytes, scale_bytes, act) HK_HOST_##act(lower, id)
-extern "C" int product_on_host(int type, const u8 *at, s64 rows, s64 cols, const s8 *codes, const float *scales, int n,
-                               float *y) {
+extern "C" int product_on_host(int type, const u8 *at, s64 rows, s64 cols, const float *x, int n, int precise,
+                               int staged, float *y) {
 #include "../../../csrc/formats/hk_types.def"
     return -1;
 }

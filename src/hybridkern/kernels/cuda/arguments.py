@@ -28,8 +28,8 @@ MATVEC = _struct(
     (F32, "eps"),
     (I32, "pad"),
     (PART, "part", (MAX_PARTS,)),
-    (P, "x norm codes meta"),
-    (I64, "staged"),
+    (P, "x norm half half_scale"),
+    (I64, "half_stride staged"),
     (STEP, "step"),
 )
 MATMUL = _struct(
@@ -41,7 +41,7 @@ MATMUL = _struct(
 )
 ROWS = _struct(
     (STEP, "step"),
-    (P, "x y norm add out codes meta half half_scale"),
+    (P, "x y norm add out half half_scale"),
     (I64, "half_stride width x_stride y_stride add_stride out_stride"),
     (I32, "mode rows_are_outputs normalise"),
     (F32, "eps number"),
@@ -73,6 +73,8 @@ TOPK = _struct(
 )
 LINK_ROWS = _struct((P, "at"), (I64, "stride"), (P, "host"), (I32, "width outputs"))
 LINK = _struct((STEP, "step"), (LINK_ROWS, "rows", (MAX_CROSSING,)), (P, "flag abort"), (I32, "n_rows quads"))
+FORMAT = _struct((I32, "id columns record meta"))
+TOKEN = _struct((STEP, "step"), (P, "tape arrived stamps"), (I32, "n ring tiles input"))
 CHOICE = _struct((I32, "best position"), (F32, "value lse"))
 
 

@@ -9,7 +9,7 @@ from hybridkern.errors import KernelError
 from hybridkern.kernels.interface import Buffer, Op, Weight
 
 from . import launches, tiles
-from .fusion import Form, Fused, form_of
+from .fusion import Form, Fused, form_of, is_precise
 from .launches import ARGMAX_CHUNKS, Launch, Struct
 from .layout import LAYOUTS
 from .placement import DeviceCache, Placement
@@ -104,8 +104,8 @@ class LaunchBuilder:
         form = form_of(w.type, self._n)
         out = f.glu.out if f.glu is not None else None
         parts = [self._part(p, out if i == 0 else None) for i, p in enumerate(f.products)]
-        if form == "half":
-            half, n = self._place.form(x, "half"), self._count(x)
+        half, n = self._place.form(x, "half") if form == "half" else None, self._count(x)
+        if half is not None and self._n > launches.FEW:
             tile = self._tile(w, parts, n)
             one = tiles.matmul(w.type, self._step, parts, w.cols, n, half=half, outputs=outputs, tile=tile)
             self.made.append(one)
@@ -132,7 +132,9 @@ class LaunchBuilder:
             norm=self._place.vector(norm.args[1], w.cols) if norm is not None else 0,
             normalise=norm is not None,
             eps=norm.params["eps"] if norm is not None else 0.0,
-            quantised=self._place.form(x, "codes") if form == "codes" else None,
+            half=half,
+            half_stride=tiles.half_sizes(n, w.cols)[0],
+            precise=is_precise(f.products[0]),
             glu=f.glu.params["act"] if f.glu is not None else None,
             outputs=outputs,
             processors=self._processors,
@@ -151,8 +153,6 @@ class LaunchBuilder:
         fields: Struct = {}
         if "f32" in forms:
             fields["out"], fields["out_stride"] = self._place.buffer(out)
-        if "codes" in forms:
-            fields["codes"], fields["meta"] = self._place.form(out, "codes")
         if "half" in forms:
             fields["half"], fields["half_scale"] = self._place.form(out, "half")
             fields["half_stride"] = tiles.half_sizes(self._count(out), out.width)[0]

@@ -48,12 +48,21 @@ class CudaSet:
             raise
         return made
 
-    def lower(self, ops: Sequence[Op], *, logits: Buffer, streamed: Streamed | None = None, **options: Any) -> CudaTape:
-        """A whole model, ready to run. streamed: matrices that every step brings from main memory."""
+    def lower(
+        self,
+        ops: Sequence[Op],
+        *,
+        logits: Buffer,
+        streamed: Streamed | None = None,
+        one_kernel: bool = True,
+        **options: Any,
+    ) -> CudaTape:
+        """A whole model, ready to run. streamed: matrices that every step brings from main memory; one_kernel: see
+        Graphs."""
         held = [w for w in weights_of(ops) if streamed is None or key_of(w) not in streamed.sources]
         holdings = self.hold(ops, logits=logits, n_vocab=logits.width, weights=held, **options)
         try:
-            return CudaTape(holdings, self.device.run(_graphs, holdings, ops, streamed))
+            return CudaTape(holdings, self.device.run(_graphs, holdings, ops, streamed, one_kernel))
         except BaseException:
             holdings.close()
             raise
@@ -71,8 +80,9 @@ class CudaSet:
         )
 
 
-def _graphs(holdings: Holdings, ops: Sequence[Op], streamed: Streamed | None) -> Graphs:
-    return Graphs(holdings, [Piece(ops)], brings=None if streamed is None else holdings.stream(streamed))
+def _graphs(holdings: Holdings, ops: Sequence[Op], streamed: Streamed | None, one_kernel: bool) -> Graphs:
+    brings = None if streamed is None else holdings.stream(streamed)
+    return Graphs(holdings, [Piece(ops)], brings=brings, one_kernel=one_kernel)
 
 
 class CudaTape:

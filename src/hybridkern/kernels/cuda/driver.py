@@ -35,6 +35,7 @@ class _Launch(c.Structure):
         ("block", c.c_uint32 * 3),
         ("shared_bytes", c.c_uint32),
         ("early", c.c_int32),
+        ("together", c.c_int32),
         ("args", c.c_void_p),
         ("args_bytes", c.c_size_t),
     ]
@@ -219,7 +220,7 @@ class Stream:
         for to, one in zip(native, launches, strict=True):
             to.function = kernels.function(one.function, one.shared)
             to.grid, to.block = one.grid, one.block
-            to.shared_bytes, to.early = one.shared, early
+            to.shared_bytes, to.early, to.together = one.shared, early and not one.together, one.together
             to.args, to.args_bytes = one.args.ctypes.data, one.args.nbytes
         call("launch_all", native, c.c_int(len(launches)), self.handle)
 

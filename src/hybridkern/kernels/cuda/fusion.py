@@ -21,7 +21,7 @@ from .arguments import MAX_PARTS, MAX_STREAMS
 from .launches import FEW, MIXED
 from .layout import LAYOUTS
 
-Form = Literal["f32", "codes", "half"]
+Form = Literal["f32", "half"]
 ROW_KINDS = {"rmsnorm", "glu", "add", "scale", "softcap", "select"}
 KINDS = {"embed", "angles", "matmul", "attend"} | ROW_KINDS | HEAD_KINDS
 
@@ -30,9 +30,12 @@ def form_of(type_name: str, n: int) -> Form:
     """What a product with this format reads when there are at most n columns."""
     if LAYOUTS[type_name].is_float:
         return "f32" if n <= FEW or type_name == "F32" else "half"
-    if n == 1:
-        return "f32"
-    return "codes" if n <= FEW else "half"
+    return "f32" if n == 1 else "half"
+
+
+def is_precise(op: Op) -> bool:
+    """Whether one column of a product's input needs 15 bits."""
+    return bool(op.params.get("precise", False))
 
 
 @dataclass
@@ -138,7 +141,8 @@ class Fusion:
         run = [first]
         while i + len(run) < len(self._ops):
             op = self._ops[i + len(run)]
-            if op.kind != "matmul" or not same(op.args[0], x) or any(_clash(op, p) for p in run):
+            alike = op.kind == "matmul" and same(op.args[0], x) and is_precise(op) == is_precise(first)
+            if not alike or any(_clash(op, p) for p in run):
                 break
             run.append(op)
         if any(overlap(p.out, x) for p in run):
@@ -153,7 +157,7 @@ class Fusion:
             if t not in groups or alone or len(groups[t][-1].products) == MAX_PARTS:
                 groups.setdefault(t, []).append(Fused("matmul", p, norm=norm))
             groups[t][-1].products.append(p)
-        if self._n == 1:
+        if self._n == 1 and not is_precise(first):
             _join_formats(groups)
         return [f for fs in groups.values() for f in fs], len(run)
 

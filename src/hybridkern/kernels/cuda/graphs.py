@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from hybridkern.kernels import _cpu
 from hybridkern.kernels.interface import Buffer, Op
 
+from . import token
 from .build import LaunchBuilder
 from .fusion import Fusion
 from .holdings import Holdings, StepClass
@@ -39,7 +42,8 @@ class Crossing:
 class Graphs:
     """Captured here, in the device's thread. linked(rows): whether a class of steps is one graph, with its crossings
     done by kernels; else every piece is a graph of its own. brings: where weights that are not held come from; fewest:
-    tokens of a step that this program is for, at least."""
+    tokens of a step that this program is for, at least; one_kernel: whether the step of one token is one kernel where
+    that is possible. why_many says why it is not."""
 
     def __init__(
         self,
@@ -49,7 +53,11 @@ class Graphs:
         *,
         brings: WeightStream | None = None,
         fewest: int = 1,
+        one_kernel: bool = True,
     ) -> None:
+        self.why_many = "" if one_kernel else "that was not wanted"
+        if brings is not None:
+            self.why_many = "weights come from main memory"
         self._holdings, self._pieces, self._brings = holdings, list(pieces), brings
         self._launches: dict[int, list[Launch]] = {}
         self.top: TopTokens | None = None  # of the last step that asked for it
@@ -105,7 +113,30 @@ class Graphs:
                 b.build(Fusion(piece.ops, c.rows, keep).launches())
         if end is not None and h.logits is not None:
             end(b, c)
-        return b.uses()
+        return self._folded(b.uses(), c.step) if c.rows == 1 else b.uses()
+
+    def _folded(self, uses: list[Use], step: Struct) -> list[Use]:
+        """The launches of one token, with one kernel in the place of as many as it can replace."""
+        d, place = self._holdings.device, self._holdings.place
+        if self.why_many:
+            return uses
+        try:
+            token.require(d.capability)
+            made = token.fold(
+                [one for one, _ in uses], step, processors=d.processors, limit=d.block_memory, has=d.kernels.has,
+                arrived=lambda: place.shared_scratch("token", 256),
+                put=lambda tape: place.array(np.frombuffer(tape, np.uint8), "tape"),
+            )  # fmt: skip
+        except token.NotForToken as error:
+            self.why_many = str(error)
+            return uses
+        return [(one, ()) for one in made]
+
+    def describe(self) -> str:
+        """How the step of one token runs."""
+        if self.why_many:
+            return f"a token: one launch an operation, as one kernel cannot do it: {self.why_many}"
+        return "a token: one kernel from the first norm to the logits"
 
     def _logits(self) -> Buffer:
         assert self._holdings.logits is not None

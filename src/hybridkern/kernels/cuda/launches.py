@@ -39,13 +39,15 @@ Struct = dict[str, Any]
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch; args: the bytes of its struct."""
+    """One kernel launch; args: the bytes of its struct. together: its blocks wait for each other, so that all of them
+    must be there at the same time."""
 
     function: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared: int
     args: np.ndarray[Any, Any]
+    together: bool = False
 
 
 def home_of(function: str) -> str:
@@ -57,6 +59,8 @@ def home_of(function: str) -> str:
         ("link", "link"),
         ("prefill", "attend_prefill"),
         ("decode", "attend_decode"),
+        ("token8", "token8"),
+        ("token", "token"),
     ):
         if function.startswith(f"hk_{prefix}"):
             return home
@@ -97,12 +101,15 @@ class MatvecShape:
     staged: bool
 
 
-def matvec_shape(types: Sequence[str], cols: int, few: bool, warps: int, ring: int, limit: int) -> MatvecShape:
-    """As csrc/cuda/matvec.cu lays it out. warps, ring (bytes of weights on their way): at most; limit: of memory."""
+def matvec_shape(
+    types: Sequence[str], cols: int, few: bool, warps: int, ring: int, limit: int, parts: int = 1
+) -> MatvecShape:
+    """As csrc/cuda/matvec.cu lays it out. warps, ring (bytes of weights on their way): at most; limit: of memory.
+    parts: of the only column's input."""
     slot = max(256 // LAYOUTS[t].columns * LAYOUTS[t].nbytes for t in types) + 8
     fixed = 8 * 2 * (4 if few else 1) * 32 * 4 + 8 * 4 + 16 + 32 * 4
     padded = ceil_div(cols, 256) * 256
-    column = 10 * cols if few else padded + sum(padded // 32 * LAYOUTS[t].meta for t in types)
+    column = 2 * FEW * padded if few else parts * (padded + sum(padded // 32 * LAYOUTS[t].meta for t in types))
     staged = few and fixed + column + 2 * warps * slot <= limit
     if staged or not few:
         fixed += column
@@ -113,31 +120,19 @@ def matvec_shape(types: Sequence[str], cols: int, few: bool, warps: int, ring: i
 
 
 def matvec(
-    type_name: str,
-    step: Struct,
-    parts: list[Struct],
-    cols: int,
-    *,
-    other: tuple[str, int] | None = None,
-    x: int = 0,
-    norm: int = 0,
-    normalise: bool = False,
-    eps: float = 0.0,
-    quantised: tuple[int, int] | None = None,
-    glu: str | None = None,
-    outputs: bool = False,
-    processors: int = 132,
-    warps: int = MATVEC_WARPS,
-    ring: int = MATVEC_RING,
-    limit: int = BLOCK_MEMORY,
-) -> Launch:
-    """Products with one column (x: float32, normalised on the way) or up to 8 (quantised: codes and meta).
+    type_name: str, step: Struct, parts: list[Struct], cols: int, *, other: tuple[str, int] | None = None, x: int = 0,
+    norm: int = 0, normalise: bool = False, eps: float = 0.0, half: tuple[int, int] | None = None,
+    half_stride: int = FEW, precise: bool = False, glu: str | None = None, outputs: bool = False,
+    processors: int = 132, warps: int = MATVEC_WARPS, ring: int = MATVEC_RING, limit: int = BLOCK_MEMORY,
+) -> Launch:  # fmt: skip
+    """Products with one column (x: float32, normalised on the way; precise: with 15 bits) or up to 8 (half: their f16
+    form and scales, half_stride: the tokens of a chunk of it).
 
-    other: a second format and how many of the last parts have it; for one column."""
-    few = quantised is not None
+    other: a second format and how many of the last parts have it; for one column that is not precise."""
+    few = half is not None
     types = [type_name] if other is None else [type_name, other[0]]
-    shape = matvec_shape(types, cols, few, warps, ring, limit)
-    codes, meta = quantised or (0, 0)
+    shape = matvec_shape(types, cols, few, warps, ring, limit, 1 + precise)
+    x16, scale = half or (0, 0)
     n_first = len(parts) - (other[1] if other else 0)
     tiles = [ceil_div(p["rows"], TILE) for p in (parts[:1] if glu else parts)]
     first, second = sum(tiles[:n_first]), sum(tiles[n_first:])
@@ -148,8 +143,9 @@ def matvec(
         part=parts,
         x=x,
         norm=norm,
-        codes=codes,
-        meta=meta,
+        half=x16,
+        half_scale=scale,
+        half_stride=half_stride,
         cols=cols,
         n_parts=1 if glu else len(parts),
         n_first=n_first,
@@ -164,7 +160,7 @@ def matvec(
         slots=shape.slots,
         eps=eps,
     )
-    name = f"hk_matvec{'8' if few else ''}_{'_'.join(types).lower()}"
+    name = f"hk_matvec{'8' if few else '2' if precise else ''}_{'_'.join(types).lower()}"
     return Launch(name, (grid, 1, 1), (32 * shape.warps, 1, 1), shape.shared, args)
 
 

@@ -11,7 +11,7 @@ TILE = 16  # rows
 class FormatLayout:
     """Quantised: 16 rows and `columns` columns are a record of `nbytes` bytes. Float: as in the file, `nbytes` a value.
 
-    meta: bytes per unit of 32 that a matrix-vector kernel keeps of its input (hk_step.cuh)."""
+    meta: bytes per unit of 32 that a matrix-vector kernel keeps of each part of its input (hk_step.cuh)."""
 
     columns: int
     nbytes: int

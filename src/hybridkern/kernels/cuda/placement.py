@@ -152,14 +152,11 @@ class Placement:
         return base + 4 * b.offset, stride
 
     def form(self, b: Buffer, form: Form) -> tuple[int, int]:
-        """A buffer as codes and meta, or as halves and scales."""
+        """A buffer as halves and scales."""
         key = (b.root, b.offset, b.width, form)
         if key not in self._forms:
             rows = self.max_rows if b.rows == "tokens" else self.max_outputs
-            if form == "codes":
-                sizes = launches.FEW * b.width, launches.FEW * b.width // 4
-            else:
-                sizes = tiles.half_sizes(rows, b.width)[1], rows * 4
+            sizes = tiles.half_sizes(rows, b.width)[1], rows * 4
             self._forms[key] = self.memory(sizes[0], "buffers"), self.memory(sizes[1], "buffers")
         return self._forms[key]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,12 @@ import numpy as np
 from hybridkern.kernels.interface import Buffer, KVSpec, Op, Weight
 from hybridkern.kernels.streamed import key_of
 
+from . import token
 from .build import LaunchBuilder
 from .cache_layout import cache_head_bytes
 from .fusion import Fusion
 from .holdings import _CLASSES, weights_of
-from .launches import BLOCK_MEMORY, FEW, TOPK_MOST, TOPK_WIDTH, decode_splits
+from .launches import BLOCK_MEMORY, FEW, TOPK_MOST, TOPK_WIDTH, Launch, decode_splits
 from .layout import device_bytes
 from .placement import PAGE, DeviceCache, Placement, Progress, padded, require_matrix
 from .slots import input_offsets
@@ -62,6 +64,9 @@ class Counting(Placement):
         if name not in self._shared:
             self._shared[name] = self.memory(nbytes, "buffers")
         return self._shared[name]
+
+
+_CROSSING = Launch("hk_link", (1, 1, 1), (1, 1, 1), 0, np.zeros((), np.uint8))  # ends a run of launches
 
 
 def step_classes(max_rows: int) -> list[int]:
@@ -116,17 +121,36 @@ def device_memory(
         for nbytes in (4 * input_offsets(n, m)[1], 4 * m, 8 * m):
             place.memory(nbytes, "step")
         for p in (p for p in programs if n >= p.fewest or n == classes[-1]):
-            _count_class(LaunchBuilder(place, cache, {}, n, m, limits, max_pages * PAGE), p, logits, n)
+            builder = LaunchBuilder(place, cache, {}, n, m, limits, max_pages * PAGE)
+            _count_class(place, limits, builder, p, logits, n)
     return {what: n for what, n in place.nbytes.items() if n}
 
 
-def _count_class(builder: LaunchBuilder, program: Program, logits: Buffer | None, n: int) -> None:
+def _count_class(
+    place: Counting, device: Limits, builder: LaunchBuilder, program: Program, logits: Buffer | None, n: int
+) -> None:
+    """The memory that the launches of a step class ask for; of a single token also its tapes (Graphs makes them)."""
+    launches: list[Launch] = []
     for ops, keep in program.pieces:
+        start = len(builder.made)
         builder.build(Fusion(ops, n, [*keep, *([] if logits is None else [logits])]).launches())
+        launches += [*builder.made[start:], _CROSSING]
     if logits is not None:
         builder.add_argmax(logits, 0, 0)
-        if n == 1 and program.whole and logits.width <= TOPK_WIDTH:
-            builder.add_topk(logits, TOPK_MOST, 0, 0, 0)
+    if n == 1 and program.fewest == 1:
+        _count_tapes(place, device, launches)
+    if logits is not None and n == 1 and program.whole and logits.width <= TOPK_WIDTH:
+        builder.add_topk(logits, TOPK_MOST, 0, 0, 0)
+        _count_tapes(place, device, launches)
+
+
+def _count_tapes(place: Counting, device: Limits, launches: Sequence[Launch]) -> None:
+    with suppress(token.NotForToken):
+        token.require(device.capability)
+        token.fold(
+            launches, {}, processors=device.processors, limit=device.block_memory, has=lambda _: True,
+            arrived=lambda: place.shared_scratch("token", 256), put=lambda tape: place.memory(len(tape), "tape"),
+        )  # fmt: skip
 
 
 def head_bytes(kv_type: str, spec: KVSpec) -> int:
