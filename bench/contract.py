@@ -1,10 +1,11 @@
 """The numerical contract (iii) and (v) on a real model: every instruction set against float64 and against the others.
 
     python bench/contract.py -m model.gguf --golden tests/golden/logits_NAME.npz [--isa avx2 ...] [--device cuda]
-        [--no-float64]
+        [-ngl 9 all] [--no-float64]
 
-With --device cuda the CUDA set comes last, and prompts of several lengths follow, each with eight single tokens behind
-it, compared with the first set's logits of the same positions.
+With --device cuda models with so many layers on the GPU come last (all of them unless -ngl says how many), and prompts
+of several lengths follow for each, with eight single tokens behind them, compared with the first set's logits of the
+same positions.
 
 Each instruction set runs in a process of its own over the golden file's tokens (640 positions) and leaves all logits in
 a scratch file. Printed per set: mean KL divergence from a float64 forward pass over the dequantised weights, top-1
@@ -31,16 +32,17 @@ PROMPTS, BEHIND = (1, 2, 31, 32, 33, 255, 257, 512), 8
 RUN = """
 import sys, numpy as np, hybridkern as hk
 ids = np.load(sys.argv[2])["ids"][:-1].tolist()
-layers = "all" if sys.argv[4] == "cuda" else 0
-with hk.load(sys.argv[1], n_ctx=len(ids), n_ubatch=128, n_gpu_layers=layers) as model:
+n = sys.argv[4]
+where = {"device": None} if n == "cpu" else {"n_gpu_layers": int(n) if n.isdecimal() else n}
+with hk.load(sys.argv[1], n_ctx=len(ids), n_ubatch=128, **where) as model:
     np.save(sys.argv[3], model.logits(ids))
 """
 RUN_PROMPTS = """
 import sys, numpy as np, hybridkern as hk
 ids = np.load(sys.argv[2])["ids"][:-1].tolist()
-behind = int(sys.argv[4])
-with hk.load(sys.argv[1], n_ctx=len(ids), n_gpu_layers="all") as model:
-    for n in map(int, sys.argv[5:]):
+behind, n = int(sys.argv[4]), sys.argv[5]
+with hk.load(sys.argv[1], n_ctx=len(ids), n_gpu_layers=int(n) if n.isdecimal() else n) as model:
+    for n in map(int, sys.argv[6:]):
         session = model.session()
         parts = [session.logits(ids[:n])] + [session.logits(ids[: n + i + 1], rows=[-1]) for i in range(behind)]
         np.save(sys.argv[3] + f"{n}.npy", np.concatenate(parts))
@@ -55,20 +57,20 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return x - np.log(np.exp(x).sum(1, keepdims=True))
 
 
-def run_set(isa: str, model: Path, golden: Path, out: Path) -> np.ndarray:
-    """All logits of one kernel set, float32 [n][n_vocab], memory-mapped."""
-    environment = {**os.environ} if isa == CUDA else {**os.environ, "HYBRIDKERN_CPU": isa}
-    subprocess.run([sys.executable, "-c", RUN, model, golden, out, isa], env=environment, check=True)
+def run_set(isa: str, model: Path, golden: Path, out: Path, layers: str = "cpu") -> np.ndarray:
+    """All logits of one kernel set, or with so many layers on the GPU; float32 [n][n_vocab], memory-mapped."""
+    environment = {**os.environ} if layers != "cpu" else {**os.environ, "HYBRIDKERN_CPU": isa}
+    subprocess.run([sys.executable, "-c", RUN, model, golden, out, layers], env=environment, check=True)
     return np.load(out, mmap_mode="r")
 
 
-def prompts(first: np.ndarray, model: Path, golden: Path, scratch: Path) -> Iterator[str]:
-    """The lines of prompts of several lengths on the CUDA set, against the first set's logits."""
+def prompts(first: np.ndarray, model: Path, golden: Path, scratch: Path, layers: str) -> Iterator[str]:
+    """The lines of prompts of several lengths with layers on the GPU, against the first set's logits."""
     counts = [str(n) for n in PROMPTS]
-    words = [model, golden, f"{scratch}/prompt", str(BEHIND), *counts]
+    words = [model, golden, f"{scratch}/prompt", str(BEHIND), layers, *counts]
     subprocess.run([sys.executable, "-c", RUN_PROMPTS, *words], check=True)
     yield ""
-    yield "| prompt on the CUDA set | KL from the first set | top-1 | max abs |"
+    yield f"| prompt with -ngl {layers} | KL from the first set | top-1 | max abs |"
     yield "| --- | --- | --- | --- |"
     for n in PROMPTS:
         logits = np.load(scratch / f"prompt{n}.npy", mmap_mode="r")
@@ -142,8 +144,9 @@ def rows(args: argparse.Namespace, scratch: Path) -> Iterator[str]:
     columns = ["float64", "top-1", "float64 on int8 inputs", "top-1", "golden", "top-1", "first set", "max abs"]
     yield f"| KL from | {' | '.join(columns)} |"
     yield "| --- |" + " --- |" * len(columns)
-    for isa in [*args.isa, CUDA] if args.device else args.isa:
-        logits = run_set(isa, args.model, args.golden, scratch / f"{isa}.npy")
+    on_gpu = args.ngl if args.device else []
+    for isa, layers in [*((isa, "cpu") for isa in args.isa), *((f"{CUDA}, -ngl {n}", n) for n in on_gpu)]:
+        logits = run_set(isa, args.model, args.golden, scratch / f"{isa}.npy", layers)
         cells = [isa]
         for reference in (exact, quantised):
             if reference is None:
@@ -156,8 +159,8 @@ def rows(args: argparse.Namespace, scratch: Path) -> Iterator[str]:
         first = logits if first is None else first
         cells += [f"{compare(first, logits)[0]:.2e}", f"{np.abs(first - logits).max():.2e}"]
         yield f"| {' | '.join(cells)} |"
-    if args.device and first is not None:
-        yield from prompts(first, args.model, args.golden, scratch)
+    for layers in on_gpu if first is not None else []:
+        yield from prompts(first, args.model, args.golden, scratch, layers)
 
 
 def main() -> None:
@@ -169,6 +172,7 @@ def main() -> None:
     parser.add_argument("--golden", type=Path, required=True)
     parser.add_argument("--isa", nargs="+", default=list(reversed(kernels.available())))
     parser.add_argument("--device", choices=[CUDA])
+    parser.add_argument("-ngl", nargs="+", default=["all"], metavar="N", help="layers on the GPU, with --device")
     parser.add_argument("--no-float64", dest="float64", action="store_false")
     with tempfile.TemporaryDirectory() as scratch:
         for line in rows(parser.parse_args(), Path(scratch)):

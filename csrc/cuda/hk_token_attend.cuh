@@ -38,7 +38,7 @@ template <int HD, int TYPE> HK_FN void attend_part(token_block &b, const hk_inst
         const hk_stream &s = h.stream[query ? 0 : 1 + j - p.rows];
         int head = query ? p.first_head + j : p.kv_head;
         float *y = queries + (query ? j : 18 + j - p.rows) * HD, *v = queries + (8 + j) * HD;
-        turn_head<false>(s, s.x + head * s.dim, s.angles, v, y, lane);
+        turn_head(s, s.x + head * s.dim, s.angles, v, y, lane);
         if (s.store)
             store_head<TYPE>(plane_of<TYPE>(h.cache, b.place[1], head, s.store == 2), s.dim, b.position % HK_PAGE, y,
                              lane);

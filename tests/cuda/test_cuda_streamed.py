@@ -48,7 +48,7 @@ class Model:
     def lower(self, streamed: Streamed | None = None, n_pages: int = 8) -> CudaTape:
         return CudaSet().lower(
             self.ops, logits=self.logits, streamed=streamed, specs=self.loaded.kv_specs, n_pages=n_pages, n_seq=2,
-            max_pages=4, max_rows=200, max_outputs=200,
+            max_pages=4, max_rows=200, max_outputs=200, one_kernel=False,
         )  # fmt: skip
 
     def check(self, streamed: Streamed) -> None:
