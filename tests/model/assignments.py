@@ -79,8 +79,9 @@ RULES: dict[str, Rule] = {
 
 
 def streaming(model: LoadedModel, stays: Callable[[str], bool], **options: Any) -> Assignment:
-    """Matrices for which `stays` holds are on the CPU, and streamed; the rest, and all caches, are on the GPU."""
-    a = ruled(model, lambda n: CPU if stays(n) else GPU, kv=lambda i: GPU, **options)
+    """Matrices for which `stays` holds are on the CPU, and streamed; the rest is on the GPU, and all caches, unless
+    `kv` says otherwise."""
+    a = ruled(model, lambda n: CPU if stays(n) else GPU, **({"kv": lambda i: GPU} | options))
     blocks = sorted({int(n.split(".")[1]) for n in a.tensors if stays(n)})
     return replace(a, streamed=dict.fromkeys(blocks, GPU), stream_from=LEAST, stream_depth=2)
 
@@ -97,4 +98,8 @@ STREAMED: dict[str, Rule] = {
     "the last": lambda m: streaming(m, lambda n: block(n) == 2, embedding=GPU),
     "every second": lambda m: streaming(m, lambda n: block(n) % 2 == 0, embedding=GPU, head=GPU),
     "every FFN": lambda m: streaming(m, lambda n: part_of(n) == "ffn", embedding=GPU, head=GPU),
+    "all blocks, caches on the CPU": lambda m: streaming(m, lambda n: True, kv=lambda i: CPU),
+    "the first two with theirs on the CPU": lambda m: streaming(
+        m, lambda n: block(n) < 2, kv=lambda i: CPU if i < 2 else GPU, embedding=GPU, head=GPU
+    ),
 }

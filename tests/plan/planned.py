@@ -13,7 +13,7 @@ from hybridkern.model import LoadedModel
 from hybridkern.plan.devices import MIB, Gpu, Host
 from hybridkern.plan.plan import Plan
 from hybridkern.plan.planning import Task, make_plan
-from hybridkern.plan.rates import DEFAULT_RATES
+from hybridkern.plan.rates import DEFAULT_RATES, Rates
 from hybridkern.plan.rules import Rules
 from hybridkern.plan.sizes import Shape
 from hybridkern.plan.unread import Unread
@@ -82,9 +82,15 @@ def gpu(mib: int, name: str = "cuda0") -> Gpu:
     return Gpu(name, "test", mib * MIB, margin=0, context=CONTEXT)
 
 
-def plan(model: LoadedModel, mib: int | list[int] | None, rules: Rules | None = None, **task: Any) -> Plan:
+def plan(
+    model: LoadedModel,
+    mib: int | list[int] | None,
+    rules: Rules | None = None,
+    rates: Rates = DEFAULT_RATES,
+    **task: Any,
+) -> Plan:
     """With GPUs of so many MiB; None: without."""
     sizes = [] if mib is None else [mib] if isinstance(mib, int) else mib
     gpus = [gpu(n, f"cuda{i}") for i, n in enumerate(sizes)]
     values: dict[str, Any] = {"shape": shape(), "rules": rules or Rules(), "streams": False}
-    return make_plan(model, Task("model", **(values | task)), gpus, Host(1 << 40, 16), DEFAULT_RATES)
+    return make_plan(model, Task("model", **(values | task)), gpus, Host(1 << 40, 16), rates)

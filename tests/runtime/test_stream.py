@@ -56,7 +56,6 @@ def test_matrices_by_block_in_the_order_of_computing() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"streamed": {3: "cuda0"}}, "block 3 .* its cache is on cpu"),
         ({"streamed": {4: "cuda0"}}, "block 4 .* the model has 4"),
         ({"streamed": {0: "cpu"}}, "to cpu"),
         ({"stream_from": 0}, "stream_from = 0"),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from assignments import CPU, GPU, LEAST, STREAMED
+from assignments import CPU, LEAST, STREAMED
 from test_hybrid import IDS, Make, divided, requests  # noqa: F401
 
-from hybridkern.errors import ArgumentError
 from hybridkern.kernels.cpu.weights import CpuWeights
 from hybridkern.kernels.streamed import key_of
 from hybridkern.runtime.engine import Cancelled
@@ -88,10 +86,3 @@ def test_no_second_program_where_steps_are_too_small(tiny: Any, divided: Make) -
     model = tiny("llama")
     e = divided(model, STREAMED["all blocks"](model), n_ubatch=LEAST - 1)
     assert len(e._programs) == 1 and e.evaluate(e.new_sequence(), IDS[:100]).shape == (1, e.n_vocab)
-
-
-def test_a_streamed_block_needs_its_cache_on_the_gpu(tiny: Any, divided: Make) -> None:  # noqa: F811
-    model = tiny("llama")
-    bad = replace(STREAMED["all blocks"](model), kv=(CPU, GPU))
-    with pytest.raises(ArgumentError, match=r"block 0 .* its cache is on cpu"):
-        divided(model, bad)

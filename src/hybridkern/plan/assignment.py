@@ -16,7 +16,7 @@ class Assignment:
     norms are on every device that needs them, operations without weights follow the cache. kv: device of every block's
     keys and values. embedding, head: of the rows of tokens and of the product that makes logits, which may be one
     tensor of the file. n_ubatch: tokens of a step, at most. streamed: blocks that a GPU computes, in steps of
-    `stream_from` tokens and more, with weights of the CPU that it reads from main memory; their cache is on that GPU.
+    `stream_from` tokens and more, with weights of the CPU that it reads from main memory; their cache may be on either.
     stream_depth: such blocks that the GPU's memory holds at a time.
     """
 

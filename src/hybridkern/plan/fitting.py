@@ -4,9 +4,9 @@ Tensors are ranked by the bytes of them that a token reads over the bytes that t
 token reads one row, comes last. What reads all of itself, which is everything else of a dense model, is equal in that
 respect, so whole blocks come first, from the last one on, then parts of blocks, then single matrices, as long as
 there is room: fewer crossings for the same bytes. A second order, attention and caches before all feed-forward
-networks, is tried as well, each with and without streaming, for every number of tokens of a step. The cost model
-chooses what makes one number least: the seconds of a prompt of 512 tokens and an answer of 256, and a tenth of those of
-a prompt of 2,048.
+networks, is tried as well, each with and without streaming, with the caches of streamed blocks on the GPU and in main
+memory; the best of them for every number of tokens of a step. The cost model chooses what makes one number least: the
+seconds of a prompt of 512 tokens and an answer of 256, and a tenth of those of a prompt of 2,048.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ UBATCHES = (512, 1024, 2048)
 PROMPT, ANSWER = 512, 256  # tokens of the request whose time is made short,
 LONG_PROMPT, LONG_SHARE = 2048, 0.1  # and a tenth of the time of a prompt of so many
 STREAM_DEPTH = 2  # blocks of the ring: one costs a fifth of the speed, a third and a fourth gain nothing
-STREAM_SHARES = (1, 2, 4)  # all blocks, half of them, a quarter: each wants its cache on the GPU
+STREAM_SHARES = (1, 2, 4)  # all blocks, half of them, a quarter, where each has its cache on the GPU
+TRIED_WIDER = 3  # ways to fill the GPUs that are tried with more tokens in a step
 _NEVER = 1 << 30
 
 
@@ -43,7 +44,17 @@ class Options:
     shares: tuple[float, ...] = ()
 
 
-Candidate = tuple[Sequence["Unit"], int, int]  # what lies on GPUs, tokens of a step, blocks that are streamed
+@dataclass(frozen=True)
+class Streams:
+    """most: blocks that are streamed, the first of those that can be; cached: whether their caches are on the GPU;
+    depth: of the ring."""
+
+    most: int = 0
+    cached: bool = True
+    depth: int = STREAM_DEPTH
+
+
+Candidate = tuple[Sequence["Unit"], int, Streams]  # what lies on GPUs, tokens of a step, what is streamed
 Unit = tuple[str, int | None]  # ("block" | "attention" | "ffn" | "head" | "embedding" | name of a tensor, block)
 
 
@@ -57,10 +68,10 @@ class Fitter:
     def best(self) -> Assignment:
         """Raises OutOfMemoryError where nothing fits what was fixed."""
         found = [(self.score(self._assignment(*c)), i, c) for i, c in enumerate(self._variants())]
-        for _, _, (units, n_ubatch, most) in sorted(found):
+        for _, _, (units, n_ubatch, streams) in sorted(found, key=lambda f: f[:2]):
             taken = list(units)
             while True:  # what was quickly had of its buffers is as good as always enough
-                a = self._assignment(taken, n_ubatch, most)
+                a = self._assignment(taken, n_ubatch, streams)
                 a = self._with_threshold(a) if a.streamed else a
                 if self.fits(a, exact=True):
                     return a
@@ -96,36 +107,52 @@ class Fitter:
         return out
 
     def _variants(self) -> Iterator[Candidate]:
-        gpus, fills = bool(self.options.gpus), self.options.fills
-        for n_ubatch in self.options.ubatches:
-            for order in (self._by_block(), self._attention_first()) if gpus and fills else ([],):
-                plain = self._largest(order, n_ubatch, 0)
-                if plain is not None:
-                    yield plain, n_ubatch, 0
-            if not gpus or not self.options.streams:
-                continue
-            n = len(self.inventory.blocks)
-            tries = [(self._from_the_front(), n // share) for share in STREAM_SHARES] + [(self._attention_first(), n)]
-            for order, most in tries if fills else [([], n // share) for share in STREAM_SHARES]:
-                streamed = self._largest(order, n_ubatch, most)
-                if streamed is not None and self._assignment(streamed, n_ubatch, most).streamed:
-                    yield streamed, n_ubatch, most
+        """With the fewest tokens of a step all ways, then the best of them with more."""
+        ways = list(self._ways())
+        for k, n_ubatch in enumerate(self.options.ubatches):
+            made = []
+            for way in ways:
+                order, streams = way
+                units = self._largest(order, n_ubatch, streams)
+                if units is None:
+                    continue
+                a = self._assignment(units, n_ubatch, streams)
+                if streams.most and not a.streamed:
+                    continue
+                made.append((self.score(a), len(made), way))
+                yield units, n_ubatch, streams
+            if k == 0 and made:
+                ways = [way for _, _, way in sorted(made, key=lambda m: m[:2])[:TRIED_WIDER]]
 
-    def _largest(self, order: Sequence[Unit], n_ubatch: int, most: int) -> list[Unit] | None:
+    def _ways(self) -> Iterator[tuple[Sequence[Unit], Streams]]:
+        """In which order GPUs are filled, and what is streamed."""
+        gpus, fills, n = bool(self.options.gpus), self.options.fills, len(self.inventory.blocks)
+        for order in (self._by_block(), self._attention_first()) if gpus and fills else ([],):
+            yield order, Streams()
+        if not gpus or not self.options.streams:
+            return
+        for share in STREAM_SHARES:
+            yield self._from_the_front() if fills else [], Streams(n // share)
+        if fills:
+            yield self._attention_first(), Streams(n)
+        for depth in (STREAM_DEPTH, 1):
+            yield self._by_block() if fills else [], Streams(n, cached=False, depth=depth)
+
+    def _largest(self, order: Sequence[Unit], n_ubatch: int, streams: Streams) -> list[Unit] | None:
         """As much of the order as fits: its longest beginning, then whatever else still finds room."""
-        a = self._assignment([], n_ubatch, most)
+        a = self._assignment([], n_ubatch, streams)
         if not self.fits(a):
             return [] if self.fits(a, exact=True) else None
         low, high = 0, len(order)
         while low < high:
             middle = (low + high + 1) // 2
-            if self.fits(self._assignment(order[:middle], n_ubatch, most)):
+            if self.fits(self._assignment(order[:middle], n_ubatch, streams)):
                 low = middle
             else:
                 high = middle - 1
         taken = list(order[:low])
         for unit in self._rest(order[low:]):
-            if self.fits(self._assignment([*taken, unit], n_ubatch, most)):
+            if self.fits(self._assignment([*taken, unit], n_ubatch, streams)):
                 taken.append(unit)
         return taken
 
@@ -169,8 +196,8 @@ class Fitter:
 
     # an assignment of these units
 
-    def _assignment(self, units: Sequence[Unit], n_ubatch: int, most: int = 0) -> Assignment:
-        """With these on GPUs. most: blocks that are streamed, the first of those that can be."""
+    def _assignment(self, units: Sequence[Unit], n_ubatch: int, streams: Streams = Streams()) -> Assignment:
+        """With these on GPUs."""
         wanted = self._wanted(units)
         head = self.fixed.head or (ANY_GPU if ("head", None) in units else CPU)
         embedding = self.fixed.embedding or (ANY_GPU if ("embedding", None) in units else CPU)
@@ -179,11 +206,11 @@ class Fitter:
             follows = wanted[b.of("attention")[-1].name]
             kv.append(self.fixed.kv.get(b.index, follows))
         streamed: dict[int, str] = {}
-        if most:
-            for b in self.inventory.blocks:
-                partly = any(wanted[m.name] == CPU for m in b.matrices)
-                if partly and len(streamed) < most and self.fixed.kv.get(b.index) != CPU:
-                    streamed[b.index] = ANY_GPU
+        for b in self.inventory.blocks if streams.most else ():
+            partly = any(wanted[m.name] == CPU for m in b.matrices)
+            if partly and len(streamed) < streams.most and not (streams.cached and self.fixed.kv.get(b.index) == CPU):
+                streamed[b.index] = ANY_GPU
+                if streams.cached:
                     kv[b.index] = self.fixed.kv.get(b.index, ANY_GPU)
         gpu_of = self._split(wanted, kv, streamed)
         tensors = {name: gpu_of[self._names[name].block] if d == ANY_GPU else d for name, d in wanted.items()}
@@ -203,7 +230,7 @@ class Fitter:
             n_ubatch,
             stream_on,
             2 if stream_on else 0,
-            STREAM_DEPTH if stream_on else 0,
+            streams.depth if stream_on else 0,
         )
 
     def _wanted(self, units: Sequence[Unit]) -> dict[str, str]:

@@ -79,6 +79,8 @@ class CostModel:
             if gpu != CPU:
                 link = self.rates.link(gpu)
                 seconds += nbytes / rate + (link.latency if nbytes <= _MAPPED else link.copy)
+        if nbytes > _MAPPED and CPU in (a, b):  # through page-locked memory, to which the CPU copies
+            seconds += 2 * nbytes / self.rates.cpu.rows
         return seconds
 
     def step(self, assignment: Assignment, n: int, depth: int = 0, outputs: int = 1) -> StepTime:

@@ -153,6 +153,8 @@ class Sizer:
         programs = []
         for k, d in enumerate(self.divisions(a)):
             mine = d.of(gpu.name)
+            if not mine:
+                continue
             pieces = [(c.ops, c.keep) for c in mine if isinstance(c, Segment)]
             crossing = [b for c in mine if not isinstance(c, Segment) for b in c.transfer.parts]
             programs.append(cuda_sizing.Program(pieces, crossing, len(d.commands) == 1, a.stream_from if k else 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from hybridkern.kernels import _cpu
@@ -35,12 +35,15 @@ def make_parts(
     sizes: Sizes,
     factories: Mapping[str, Factory],
     *,
+    others: Iterable[str] = (),
     progress: Progress | None,
     **options: Any,
 ) -> dict[str, Part]:
-    """The parts of all devices; those of GPUs come first, as the CPU gives back what it has packed."""
+    """The parts of all devices; those of GPUs come first, as the CPU gives back what it has packed. others: devices
+    that compute in other programs only."""
     parts: dict[str, Part] = {}
-    order = sorted(division.devices, key=lambda d: d == "cpu")
+    devices = tuple(dict.fromkeys((*division.devices, *others)))
+    order = sorted(devices, key=lambda d: d == "cpu")
     shares = _Shares(progress, {d: _weight_bytes(division.ops(d)) for d in order})
     try:
         for device in order:
@@ -61,7 +64,7 @@ def make_parts(
         for part in parts.values():
             part.close()
         raise
-    return {device: parts[device] for device in division.devices}
+    return {device: parts[device] for device in devices}
 
 
 def _weight_bytes(ops: Sequence[Op]) -> int:

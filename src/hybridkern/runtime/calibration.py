@@ -29,9 +29,10 @@ from hybridkern.plan.rates import DEFAULT_CPU, DEFAULT_GPU, DEFAULT_LINK, DEFAUL
 from .engine import Engine
 from .footprint import available_memory
 
-VERSION = 1  # of what is measured
+VERSION = 2  # of what is measured
 SMALL = Shape(512, 1536, 8, 64)  # of a block that every cache holds
-_COLS, _MANY, _MANY_ROWS = 4096, 256, 512
+MEDIUM = Shape(2048, 5632, 16, 128)  # whose activations lie between its products as those of a model do
+_COLS, _MANY, _MANY_ROWS = 4096, 512, 256
 _STEP, _DEPTH = 256, 1536  # tokens
 _PRODUCTS = 4.0  # groups of products in a block
 _WHOLE = 1.08  # how much longer a token takes in a whole model than in a few blocks over and over
@@ -60,6 +61,8 @@ def calibrate(gpus: Sequence[int], threads: int) -> Rates:
     origin = f"measured on {time.strftime('%Y-%m-%d')} in {seconds:.1f} s"
     made = Rates(cpu, sets, links, origin)
     _write(_key(gpus, threads), made)
+    if gpus:  # for what runs on the CPU alone
+        _write(_key((), threads), Rates(cpu, origin=origin))
     return made
 
 
@@ -132,7 +135,7 @@ def cpu_rates(threads: int) -> SetRates:
     memory = _cpu.Memory(size, True)
     _fill(np.frombuffer(memory, np.uint8), threads)
     table = table_named(chosen_name())
-    x, out = _cpu.Memory(4 * _COLS * _MANY, True), _cpu.Memory(4 * (size // _COLS * 16 + 64) * 8, True)
+    x = _cpu.Memory(4 * _COLS * _MANY, True)
     np.frombuffer(x, np.float32)[:] = 0.01
 
     def product(name: str, rows: int, n: int, repeats: int) -> float:
@@ -151,8 +154,10 @@ def cpu_rates(threads: int) -> SetRates:
         return rows * _COLS / block * nbytes
 
     all_rows = rows_of("Q4_K", size)
-    slow = file_bytes("Q4_K", all_rows) / product("Q4_K", all_rows, 1, 3)
     many = min(_MANY_ROWS * threads, all_rows)  # some milliseconds, beside which the start of threads is little
+    most = max(rows_of(name, min(_FIT, size)) for name in FORMATS)
+    out = _cpu.Memory(4 * max(all_rows, most, many * _MANY), True)
+    slow = file_bytes("Q4_K", all_rows) / product("Q4_K", all_rows, 1, 3)
     fast, macs = {}, {}
     for name in FORMATS:
         rows = rows_of(name, min(_FIT, size))
@@ -165,7 +170,7 @@ def cpu_rates(threads: int) -> SetRates:
         DEFAULT_CPU, load=_packing(threads), read=read, macs=macs, fast=fast if in_cache else {},
         fast_bytes=int(cache * 0.7) if in_cache else 0,
     )  # fmt: skip
-    return _with_blocks(made, threads)
+    return _with_blocks(made, many * _COLS * _STEP / product("Q4_K", many, _STEP, 2), threads)
 
 
 def _fill(memory: npt.NDArray[np.uint8], threads: int) -> None:
@@ -200,15 +205,19 @@ def _last_cache() -> int:
         return 32 << 20
 
 
-def _with_blocks(rates: SetRates, threads: int) -> SetRates:
-    """What a block takes besides its products, from small ones whose weights are in the caches."""
-    one, five = (_small(n, threads) for n in (1, 5))
-    token, deep, many, deep_many = ((b - a) / 4 for a, b in zip(one, five, strict=True))
+def _with_blocks(rates: SetRates, macs: float, threads: int) -> SetRates:
+    """What a block takes besides its products, from small ones whose weights are in the caches, and from a larger one.
+    macs: multiply-accumulates a second of products with _STEP columns."""
+    one, three = (_times(SMALL, n, threads) for n in (1, 3))
+    token, deep, many, deep_many = ((b - a) / 2 for a, b in zip(one, three, strict=True))
     width = SMALL.heads * SMALL.head_dim
     fixed = token - SMALL.nbytes / (rates.fast or rates.read)["Q4_K"]
-    besides = many - _STEP * SMALL.weights / rates.macs["Q4_K"]
     op = _sane(fixed / (_PRODUCTS + 1.5), rates.op)
-    moved = _STEP * (10 * SMALL.d + 6 * SMALL.f) * 4
+    attend_macs = _sane(_STEP * _DEPTH * 2 * width / (deep_many - many), rates.attend_macs)
+    attention = _STEP * (_STEP + 1) / 2 * 2 * MEDIUM.heads * MEDIUM.head_dim
+    single, double = (_times(MEDIUM, n, threads, deep=False)[2] for n in (1, 2))  # the last block does less
+    besides = double - single - _STEP * MEDIUM.weights / macs - attention / attend_macs
+    moved = _STEP * (16 * MEDIUM.d + 6 * MEDIUM.f) * 4
     return replace(
         rates,
         op=op,
@@ -216,7 +225,7 @@ def _with_blocks(rates: SetRates, threads: int) -> SetRates:
         op_many=1.5 * op,
         rows=_sane(moved / (besides - 1.5 * op * (_PRODUCTS + 1)), rates.rows),
         cache=_sane(_DEPTH * 4 * width / (deep - token), rates.cache),
-        attend_macs=_sane(_STEP * _DEPTH * 2 * width / (deep_many - many), rates.attend_macs),
+        attend_macs=attend_macs,
     )
 
 
@@ -225,10 +234,11 @@ def _sane(value: float, otherwise: float) -> float:
     return value if otherwise / 30 < value < otherwise * 30 else otherwise
 
 
-def _small(n_blocks: int, threads: int) -> tuple[float, float, float, float]:
-    """Seconds of a token and of a step of _STEP tokens, at the start of a sequence and behind _DEPTH tokens."""
+def _times(shape: Shape, n_blocks: int, threads: int, deep: bool = True) -> tuple[float, float, float, float]:
+    """Seconds of a token at the start of a sequence and behind _DEPTH tokens, and of a step of _STEP tokens at both;
+    not deep: only of those at the start."""
     with Engine(
-        Sample(SMALL, n_blocks), n_ctx=_DEPTH + 2 * _STEP, n_ubatch=_STEP, n_batch=_STEP, n_seq=2, threads=threads
+        Sample(shape, n_blocks), n_ctx=_DEPTH + 2 * _STEP, n_ubatch=_STEP, n_batch=_STEP, n_seq=2, threads=threads
     ) as engine:
         ids, s = np.zeros(_STEP, np.int32), engine.new_sequence()
 
@@ -241,7 +251,9 @@ def _small(n_blocks: int, threads: int) -> tuple[float, float, float, float]:
                 seconds = min(seconds, time.perf_counter() - begin)
             return seconds
 
-        token, many = best(ids[:1], 0, 12), best(ids, 0, 3)
+        token, many = best(ids[:1], 0, 12), best(ids, 0, 3 if deep else 2)
+        if not deep:
+            return token, 0.0, many, 0.0
         engine.truncate(s, 0)
         for _ in range(_DEPTH // _STEP):
             engine.evaluate(s, ids, "none")

@@ -97,7 +97,8 @@ class Engine:
         division = whole(ops, one) if assignment is None else divide(ops, logits, checked(assignment))
         self.parts: dict[str, Part] = make_parts(
             division, logits, graph_source.kv_specs, sizes, factories or {}, progress=progress,
-            threads=(self.threads, self.threads_batch), cpu=cpu, repack=repack, source=file,
+            others=() if assignment is None else assignment.streamed.values(), cpu=cpu, repack=repack, source=file,
+            threads=(self.threads, self.threads_batch),
         )  # fmt: skip
         try:
             self._cache = KVCache(AllPages(list(self.parts.values())), n_ctx=self.n_ctx, n_seq=n_seq, n_pages=n_pages)
@@ -260,7 +261,7 @@ class Engine:
         """What runs where: kernel set, threads, memory."""
         if self._closed:
             return "closed engine"
-        if self._made.whole and self.part.gpu is None:
+        if len(self.parts) == 1 and self.part.gpu is None:
             asked = ["everything lies on the CPU: a GPU was not asked for (-ngl all, n_gpu_layers='all')"]
         else:
             asked = [line for n, made in self._programs for line in made.describe(n)]

@@ -118,9 +118,12 @@ def device_memory(
         place.buffer(b)
     for n in classes:
         m = min(n, max_outputs)
+        mine = [p for p in programs if n >= p.fewest or n == classes[-1]]
+        if not mine:
+            continue
         for nbytes in (4 * input_offsets(n, m)[1], 4 * m, 8 * m):
             place.memory(nbytes, "step")
-        for p in (p for p in programs if n >= p.fewest or n == classes[-1]):
+        for p in mine:
             builder = LaunchBuilder(place, cache, {}, n, m, limits, max_pages * PAGE)
             _count_class(place, limits, builder, p, logits, n)
     return {what: n for what, n in place.nbytes.items() if n}
