@@ -10,7 +10,7 @@ from planned import plan
 
 from hybridkern.plan.assignment import Assignment
 from hybridkern.plan.inventory import Inventory
-from hybridkern.plan.predict import GPU_START, START, CostModel
+from hybridkern.plan.predict import DISTURBED, GPU_START, START, STREAMED, CostModel
 from hybridkern.plan.rates import DEFAULT_RATES, LinkRates, Rates, SetRates
 from hybridkern.plan.rules import Rules
 
@@ -74,16 +74,29 @@ def test_every_change_of_device_is_a_crossing(inventory):
 def test_streamed_weights_are_copied_beside_computing(inventory):
     one = block_bytes(inventory)
     a = placed(inventory, 0, streamed=dict.fromkeys(range(32), "cuda0"), stream_from=64, stream_depth=2)
+    a = replace(a, kv=("cuda0",) * 32)
     slow_bus = cost(inventory, link=replace(FREE, up=1e8))
     seconds = slow_bus.step(a, 512).seconds
     assert seconds == pytest.approx(32 * one / 1e8, rel=0.1)  # the bus is all that counts
-    assert slow_bus.step(a, 63).seconds == slow_bus.step(placed(inventory, 0), 63).seconds  # too few tokens
+    assert slow_bus.step(a, 63).seconds == slow_bus.step(replace(a, streamed={}), 63).seconds  # too few tokens
     reads = replace(QUICK, read={"": 1e99})
     quick_bus = cost(inventory, gpu=reads, link=replace(FREE, up=1e15))
     macs = sum(m.macs for m in inventory.matrices())
     assert quick_bus.step(a, 512).seconds == pytest.approx(
         512 * macs / 1e14 + inventory.head.file_bytes / 1e9, rel=0.05
     )
+
+
+def test_nothing_overlaps_where_the_cpu_attends(inventory):
+    a = placed(inventory, 0, streamed=dict.fromkeys(range(32), "cuda0"), stream_from=2, stream_depth=1)
+    held = placed(inventory, 32)
+    held = replace(held, kv=("cpu",) * 32, head="cpu")
+    model = cost(inventory, link=replace(FREE, up=1e8))
+    blocks = sum(model.step(held, 512).blocks)
+    copies = 32 * block_bytes(inventory) / 1e8 / STREAMED
+    made = model.step(a, 512)
+    assert sum(made.blocks) == pytest.approx(DISTURBED * (blocks + copies), rel=0.05)
+    assert made.copied == pytest.approx(copies) and made.waited > copies
 
 
 def test_no_more_blocks_are_copied_ahead_than_the_ring_holds(inventory):

@@ -135,8 +135,7 @@ class Fitter:
             yield self._from_the_front() if fills else [], Streams(n // share)
         if fills:
             yield self._attention_first(), Streams(n)
-        for depth in (STREAM_DEPTH, 1):
-            yield self._by_block() if fills else [], Streams(n, cached=False, depth=depth)
+        yield self._by_block() if fills else [], Streams(n, cached=False, depth=1)  # as nothing overlaps
 
     def _largest(self, order: Sequence[Unit], n_ubatch: int, streams: Streams) -> list[Unit] | None:
         """As much of the order as fits: its longest beginning, then whatever else still finds room."""

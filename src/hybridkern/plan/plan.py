@@ -103,9 +103,10 @@ class Plan:
         ]  # fmt: skip
         if a.streamed:
             where = ", ".join(sorted(set(a.streamed.values())))
+            ring = f"{a.stream_depth} blocks" if a.stream_depth > 1 else "one block"
             lines.append(
                 f"steps of {a.stream_from} tokens and more are computed on {where} throughout: the weights of "
-                f"{len(a.streamed)} blocks are streamed there, {a.stream_depth} blocks at a time"
+                f"{len(a.streamed)} blocks are streamed there, {ring} at a time"
             )
         return [*lines, *self.notes]
 

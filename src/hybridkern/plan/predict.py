@@ -12,6 +12,10 @@ from .rates import Rates
 _MAPPED = 64 << 10  # bytes that cross without the copy engine, at most
 FEW = 8  # columns with which products are bound by the bytes of their weights
 STREAMED = 0.96  # of the bus, what streamed weights reach of it
+# Where the CPU attends in a streamed block, what it sends back waits behind weights on their way, and all that touches
+# main memory slows down: nothing overlaps, and both together take longer.
+DISTURBED = 1.3
+_TOKEN, _SIZELESS = 16 << 10, 0.6  # bytes of a token's activations; what of the time to send them is not due to size
 START, GPU_START = 0.4, 0.4  # seconds of a load besides weights: vocabulary and plan; a GPU's kernels and graphs
 LOCKING = 0.05 / (1 << 30)  # seconds a byte until a GPU may read memory by itself
 
@@ -78,7 +82,8 @@ class CostModel:
         for gpu, rate in ((a, self.rates.link(a).down), (b, self.rates.link(b).up)):
             if gpu != CPU:
                 link = self.rates.link(gpu)
-                seconds += nbytes / rate + (link.latency if nbytes <= _MAPPED else link.copy)
+                size = _SIZELESS + (1 - _SIZELESS) * nbytes / _TOKEN
+                seconds += link.latency * size if nbytes <= _MAPPED else nbytes / rate + link.copy
         if nbytes > _MAPPED and CPU in (a, b):  # through page-locked memory, to which the CPU copies
             seconds += 2 * nbytes / self.rates.cpu.rows
         return seconds
@@ -95,9 +100,18 @@ class CostModel:
             gpu = assignment.streamed.get(b.index) if streams else None
             if gpu is not None:
                 over = [m for m in b.matrices if assignment.tensors[m.name] == CPU]
-                copies.append((b.index, sum(m.file_bytes for m in over) / (STREAMED * self.rates.link(gpu).up)))
+                copy = sum(m.file_bytes for m in over) / (STREAMED * self.rates.link(gpu).up)
             at = walk.block(b, at, gpu)
             made.blocks.append(made.links + sum(made.devices.values()) - before)
+            if gpu is None:
+                continue
+            if assignment.kv[b.index] != CPU:
+                copies.append((b.index, copy))
+            else:
+                wait = DISTURBED * (made.blocks[-1] + copy) - made.blocks[-1]
+                made.blocks[-1] += wait
+                made.waited += wait
+                made.copied += copy
         self._wait_for_copies(made, copies, assignment.stream_depth)
         before = made.links + sum(made.devices.values())
         walk.cross(at, assignment.head, outputs, self.inventory.n_embd)
@@ -113,7 +127,7 @@ class CostModel:
     @staticmethod
     def _wait_for_copies(made: StepTime, copies: list[tuple[int, float]], depth: int) -> None:
         """Copies run one after the other beside everything, at most `depth` blocks ahead; blocks wait for theirs."""
-        made.copied = sum(s for _, s in copies)
+        made.copied += sum(s for _, s in copies)
         now = copied = 0.0
         ends: list[float] = []  # of streamed blocks, whose places become free
         times = dict(copies)

@@ -33,6 +33,7 @@ VERSION = 2  # of what is measured
 SMALL = Shape(512, 1536, 8, 64)  # of a block that every cache holds
 MEDIUM = Shape(2048, 5632, 16, 128)  # whose activations lie between its products as those of a model do
 _COLS, _MANY, _MANY_ROWS = 4096, 512, 256
+_LARGE = 8  # times more rows than that for one format: what a large product gains, others gain
 _STEP, _DEPTH = 256, 1536  # tokens
 _PRODUCTS = 4.0  # groups of products in a block
 _WHOLE = 1.08  # how much longer a token takes in a whole model than in a few blocks over and over
@@ -156,13 +157,16 @@ def cpu_rates(threads: int) -> SetRates:
     all_rows = rows_of("Q4_K", size)
     many = min(_MANY_ROWS * threads, all_rows)  # some milliseconds, beside which the start of threads is little
     most = max(rows_of(name, min(_FIT, size)) for name in FORMATS)
-    out = _cpu.Memory(4 * max(all_rows, most, many * _MANY), True)
+    large = min(_LARGE * many, all_rows)
+    out = _cpu.Memory(4 * max(all_rows, most, large * _MANY), True)
     slow = file_bytes("Q4_K", all_rows) / product("Q4_K", all_rows, 1, 3)
     fast, macs = {}, {}
     for name in FORMATS:
         rows = rows_of(name, min(_FIT, size))
         fast[name] = file_bytes(name, rows) / product(name, rows, 1, 3)
         macs[name] = many * _COLS * _MANY / product(name, many, _MANY, 2)
+    gain = max(1.0, large * _COLS * _MANY / product("Q4_K", large, _MANY, 2) / macs["Q4_K"])
+    macs = {name: gain * rate for name, rate in macs.items()}
     fast[""], macs[""] = fast["Q4_K"], macs["Q4_K"]
     read = {name: min(rate, slow) for name, rate in fast.items()}
     in_cache = cache > 1.5 * _FIT
