@@ -19,6 +19,7 @@ from hybridkern.errors import OutOfMemoryError
 from .assignment import CPU, Assignment
 from .devices import GRAPH_BYTES, MIB, Gpu
 from .inventory import Inventory
+from .layer_split import gpu_of_blocks
 from .predict import CostModel
 from .rules import ANY_GPU, Fixed
 from .sizes import Sizer
@@ -46,12 +47,15 @@ class Options:
 
 @dataclass(frozen=True)
 class Streams:
-    """most: blocks that are streamed, the first of those that can be; cached: whether their caches are on the GPU;
-    depth: of the ring."""
+    """most: blocks that are streamed, the first of those that can be; cached: whether their caches are on the GPU."""
 
     most: int = 0
     cached: bool = True
-    depth: int = STREAM_DEPTH
+
+    @property
+    def depth(self) -> int:
+        """Of the ring: nothing overlaps where the CPU attends."""
+        return STREAM_DEPTH if self.cached else 1
 
 
 Candidate = tuple[Sequence["Unit"], int, Streams]  # what lies on GPUs, tokens of a step, what is streamed
@@ -90,8 +94,8 @@ class Fitter:
         context = self.sizer.shape.n_ctx
         prompt, long = (max(1, min(n, context * 3 // 4)) for n in (PROMPT, LONG_PROMPT))
         answer = max(1, min(ANSWER, context - prompt))
-        decode = answer * self.cost.token(a, prompt + answer // 2)
-        return self.cost.prompt(a, prompt) + decode + LONG_SHARE * self.cost.prompt(a, long)
+        prompts = self.cost.prompt(a, prompt) + LONG_SHARE * self.cost.prompt(a, long)
+        return prompts + answer * self.cost.token(a, prompt + answer // 2)
 
     def fits(self, a: Assignment, exact: bool = False) -> bool:
         """Whether every GPU holds its part."""
@@ -112,12 +116,9 @@ class Fitter:
         for k, n_ubatch in enumerate(self.options.ubatches):
             made = []
             for way in ways:
-                order, streams = way
-                units = self._largest(order, n_ubatch, streams)
-                if units is None:
-                    continue
-                a = self._assignment(units, n_ubatch, streams)
-                if streams.most and not a.streamed:
+                units, streams = self._largest(way[0], n_ubatch, way[1]), way[1]
+                a = None if units is None else self._assignment(units, n_ubatch, streams)
+                if units is None or a is None or (streams.most and not a.streamed):
                     continue
                 made.append((self.score(a), len(made), way))
                 yield units, n_ubatch, streams
@@ -135,7 +136,7 @@ class Fitter:
             yield self._from_the_front() if fills else [], Streams(n // share)
         if fills:
             yield self._attention_first(), Streams(n)
-        yield self._by_block() if fills else [], Streams(n, cached=False, depth=1)  # as nothing overlaps
+        yield self._by_block() if fills else [], Streams(n, cached=False)
 
     def _largest(self, order: Sequence[Unit], n_ubatch: int, streams: Streams) -> list[Unit] | None:
         """As much of the order as fits: its longest beginning, then whatever else still finds room."""
@@ -211,7 +212,7 @@ class Fitter:
                 streamed[b.index] = ANY_GPU
                 if streams.cached:
                     kv[b.index] = self.fixed.kv.get(b.index, ANY_GPU)
-        gpu_of = self._split(wanted, kv, streamed)
+        gpu_of = gpu_of_blocks(self.inventory, self.options.gpus, self.options.shares, wanted, kv, streamed)
         tensors = {name: gpu_of[self._names[name].block] if d == ANY_GPU else d for name, d in wanted.items()}
         named = [self._device_of_block(i, tensors, kv[i], gpu_of) for i in range(len(kv))]
         last = self.options.gpus[-1].name if self.options.gpus else CPU
@@ -248,28 +249,6 @@ class Fitter:
         if len(on) == 1:
             return on.pop()
         return gpu_of[i]
-
-    def _split(self, wanted: dict[str, str], kv: list[str], streamed: dict[int, str]) -> dict[int | None, str]:
-        """The GPU of every block: runs of blocks in proportion to the shares."""
-        names = [g.name for g in self.options.gpus]
-        if len(names) <= 1:
-            return dict.fromkeys([None, *range(len(kv))], names[0] if names else CPU)
-        weight = []
-        for b in self.inventory.blocks:
-            here = sum(m.file_bytes for m in b.matrices if wanted[m.name] == ANY_GPU)
-            weight.append(here + (1 if kv[b.index] == ANY_GPU or b.index in streamed else 0))
-        total, shares = sum(weight) or 1, self.options.shares or tuple(float(g.usable) for g in self.options.gpus)
-        bounds, at = [], 0.0
-        for s in shares:
-            at += s / sum(shares)
-            bounds.append(at)
-        out: dict[int | None, str] = {None: names[-1]}
-        done = 0
-        for i, w in enumerate(weight):
-            middle = (done + w / 2) / total
-            out[i] = names[next((j for j, b in enumerate(bounds[: len(names)]) if middle <= b), len(names) - 1)]
-            done += w
-        return out
 
     # streaming
 

@@ -93,16 +93,15 @@ class Engine:
         self.max_outputs = max(1, min(self.n_ubatch, most // (4 * self.n_vocab)))
         self._file = file
         sizes = Sizes(self.n_ubatch, self.max_outputs, n_pages, n_seq, pages, kv_type, self.n_vocab)
-        ops = recorder.ops
-        division = whole(ops, one) if assignment is None else divide(ops, logits, checked(assignment))
+        streams = () if assignment is None else checked(assignment).streamed.values()
+        division = whole(recorder.ops, one) if assignment is None else divide(recorder.ops, logits, assignment)
         self.parts: dict[str, Part] = make_parts(
             division, logits, graph_source.kv_specs, sizes, factories or {}, progress=progress,
-            others=() if assignment is None else assignment.streamed.values(), cpu=cpu, repack=repack, source=file,
-            threads=(self.threads, self.threads_batch),
+            others=streams, threads=(self.threads, self.threads_batch), cpu=cpu, repack=repack, source=file,
         )  # fmt: skip
         try:
             self._cache = KVCache(AllPages(list(self.parts.values())), n_ctx=self.n_ctx, n_seq=n_seq, n_pages=n_pages)
-            model = division, ops, logits, assignment
+            model = division, recorder.ops, logits, assignment
             self._programs = programs_of(*model, self.parts, sizes, self._cache.table.ctypes.data)
             self._made = self._programs[0][1]
             self._stepper = Stepper(
