@@ -97,12 +97,12 @@ def test_every_rule_and_streamed_blocks(device: Any, tmp_path: Path, kind: str) 
     for name, rule in {**RULES, **STREAMED}.items():
         errors[name] = worst(observed(model, rule(model)), want)
     print(kind, errors)
-    assert max(errors.values()) <= (2e-3 if kind == "F32" else 0.15)
+    assert max(errors.values()) <= (2e-3 if kind == "F32" else 0.1)
 
 
 @pytest.mark.real_model
 def test_a_real_model_in_importance_and_perplexity(device: Any) -> None:
-    """Of SmolLM2 135M, whole and divided: importance within 2 % of the CPU's in the mean, perplexity within 0.5 %."""
+    """Of SmolLM2 135M, whole and divided: importance within 1 % of the CPU's in the mean, perplexity within 0.5 %."""
     path = smollm2_135m()
     if path is None:
         pytest.skip("the model's package is not installed")
@@ -124,5 +124,5 @@ def test_a_real_model_in_importance_and_perplexity(device: Any) -> None:
     for name, (sums, other) in found.items():
         far = [float(np.abs(v - want[k])[:-1].sum() / want[k][:-1].sum()) for k, v in sums.items()]
         print(f"{name}: perplexity {other:.4f}, importance differs by {np.mean(far):.5f}, at most {max(far):.5f}")
-        assert np.mean(far) <= 2e-2
+        assert np.mean(far) <= 1e-2
         assert other == pytest.approx(ppl, rel=5e-3)
