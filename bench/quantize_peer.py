@@ -3,7 +3,10 @@
     quantize_peer.py quantize IN OUT FTYPE THREADS        -> {"seconds": ...}
     quantize_peer.py follow MODEL THREADS < [[ids], ...]  -> per list, what its greedy choice is behind every prefix
 
-`follow` gives (likeliest token, how far its logit is above the next one) for each position.
+    quantize_peer.py score MODEL THREADS OUT EXACT < [[ids], ...]  -> {"rows": ...}
+
+`score` writes float32 logits of the second half of each list but its last position; EXACT 1: with a cache in F32, and
+attention without flash. `follow` gives (likeliest token, how far its logit is above the next one) for each position.
 """
 
 from __future__ import annotations
@@ -45,12 +48,28 @@ def follow(path: str, threads: int, texts: list[list[int]]) -> list[list[tuple[i
     return made
 
 
+def score(path: str, threads: int, out: str, exact: bool, texts: list[list[int]]) -> dict[str, int]:
+    """The predictions behind the tokens that a perplexity counts."""
+    from adapters import LlamaCpp
+
+    engine = LlamaCpp(path, threads=threads, n_ctx=512, flash=not exact, kv_f32=exact)
+    total = 0
+    with open(out, "wb") as file:
+        for ids in texts:
+            rows = np.concatenate(list(engine.logits(ids)))[len(ids) // 2 : -1]
+            file.write(np.ascontiguousarray(rows, np.float32).tobytes())
+            total += len(rows)
+    return {"rows": total}
+
+
 if __name__ == "__main__":
     REPLIES = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # both libraries tell a lot
     os.dup2(2, 1)
     if sys.argv[1] == "quantize":
         answer = quantize(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+    elif sys.argv[1] == "score":
+        answer = score(sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5] == "1", json.load(sys.stdin))
     else:
         answer = follow(sys.argv[2], int(sys.argv[3]), json.load(sys.stdin))
     json.dump(answer, REPLIES)

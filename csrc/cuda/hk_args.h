@@ -82,6 +82,15 @@ typedef struct hk_rows_args {
     int pad;
 } hk_rows_args;
 
+/* Squares of x, by column, are added to sums [width], the number of rows to sums[width]. */
+typedef struct hk_observe_args {
+    hk_step step;
+    const float *x;
+    double *sums;
+    long long width, x_stride;
+    int rows_are_outputs, pad;
+} hk_observe_args;
+
 typedef struct hk_embed_args {
     hk_step step;
     hk_matrix table;

@@ -1,8 +1,11 @@
-/* Operations by row and by element: embedding, rotary angles, norms with what products need behind them, heads, argmax.
+/* Operations by row and by element: embedding, rotary angles, norms with what products need behind them, what an
+ * importance matrix is made of, heads.
  */
 #include "hk_head.cuh"
 #include "hk_rows.cuh"
 #include "hk_scales.cuh"
+
+#define HK_OBSERVE_WARPS 8
 
 /* --- rows --- */
 
@@ -85,6 +88,30 @@ HK_KERNEL hk_elements(const __grid_constant__ hk_rows_args a) {
         float y = has_second(a.mode) ? load_fresh(a.y + row * a.y_stride + i) : 0;
         a.out[t * a.out_stride + i] = combine(a.mode, load_fresh(a.x + row * a.x_stride + i), y, a.number);
     }
+}
+
+/* Sums of squares by column; grid (columns / 32). Each is added up in one order, so that it is the same every time. */
+HK_KERNEL hk_observe(const __grid_constant__ hk_observe_args a) {
+    __shared__ double part[HK_OBSERVE_WARPS][32];
+    allow_next();
+    wait_for_previous();
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = a.step.counts[a.rows_are_outputs];
+    s64 c = 32 * (s64)blockIdx.x + lane;
+    double sum = 0;
+    if (c < a.width)
+        for (int t = warp; t < n; t += HK_OBSERVE_WARPS) {
+            double x = load_fresh(a.x + t * a.x_stride + c);
+            sum += x * x;
+        }
+    part[warp][lane] = sum;
+    __syncthreads();
+    if (warp == 0 && c < a.width) {
+        for (int w = 1; w < HK_OBSERVE_WARPS; w++)
+            sum += part[w][lane];
+        a.sums[c] += sum;
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        a.sums[a.width] += n;
 }
 
 /* --- embedding and angles --- */

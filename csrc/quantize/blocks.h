@@ -9,12 +9,8 @@
 
 /* The scale as it is stored, and its value. */
 HK_INLINE hk_v8 stored(hk_v8 s, uint16_t *half) {
-    hk_v8 r;
-    for (int l = 0; l < HK_LANES; l++) {
-        half[l] = hk_float_to_half(s[l]);
-        r[l] = hk_half_to_float(half[l]);
-    }
-    return r;
+    v_to_half(s, half);
+    return v_from_half(half);
 }
 
 typedef struct hk_eight {

@@ -1,36 +1,20 @@
 /* Eight blocks (or sub-blocks) side by side, one per lane: a search over scales then needs no sums across lanes, and
- * every instruction set adds in the same order and finds the same codes. Vector extensions of the compiler; the flags
- * of the build decide what they become. */
+ * every instruction set adds in the same order and finds the same codes. What the compiler's vectors leave open stands
+ * in the vec.h of each instruction set, which is included first. */
 #ifndef HK_LANES_H
 #define HK_LANES_H
 
-#include <stdint.h>
-#include <string.h>
-
-#define HK_LANES 8
-typedef float hk_v8 __attribute__((vector_size(32)));
-typedef int32_t hk_m8 __attribute__((vector_size(32)));
-
-#define HK_INLINE static inline __attribute__((always_inline, unused))
+#include "vectors.h"
 
 HK_INLINE hk_v8 v_all(float f) { return (hk_v8){f, f, f, f, f, f, f, f}; }
 
-/* Per lane: where the mask is set, a, else b. */
-HK_INLINE hk_v8 v_pick(hk_m8 mask, hk_v8 a, hk_v8 b) { return (hk_v8)((mask & (hk_m8)a) | (~mask & (hk_m8)b)); }
-
-HK_INLINE hk_v8 v_min(hk_v8 a, hk_v8 b) {
+HK_INLINE hk_v8 v_load(const float *x) {
     hk_v8 r;
-    for (int l = 0; l < HK_LANES; l++)
-        r[l] = a[l] < b[l] ? a[l] : b[l];
+    memcpy(&r, x, sizeof r);
     return r;
 }
 
-HK_INLINE hk_v8 v_max(hk_v8 a, hk_v8 b) {
-    hk_v8 r;
-    for (int l = 0; l < HK_LANES; l++)
-        r[l] = a[l] > b[l] ? a[l] : b[l];
-    return r;
-}
+HK_INLINE void v_store(float *x, hk_v8 a) { memcpy(x, &a, sizeof a); }
 
 HK_INLINE hk_v8 v_abs(hk_v8 a) { return (hk_v8)((hk_m8)a & 0x7fffffff); }
 
@@ -47,20 +31,27 @@ HK_INLINE hk_v8 v_ratio(hk_v8 a, hk_v8 b) {
 
 HK_INLINE float v_sum(hk_v8 a) { return ((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + (a[6] + a[7])); }
 
-/* x[l * n + i] -> out[i][l] */
+/* x[l * n + i] -> out[i][l]; n: a multiple of 8 */
 HK_INLINE void v_gather(const float *x, int n, hk_v8 *out) {
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i += HK_LANES) {
         for (int l = 0; l < HK_LANES; l++)
-            out[i][l] = x[l * n + i];
+            out[i + l] = v_load(x + l * n + i);
+        v_transpose(out + i);
+    }
 }
 
-/* Small integers: q[i][l] + zero -> codes[l * n + i] */
+/* Small integers: q[i][l] + zero -> codes[l * n + i], bytes; n: 16 or 32 */
 HK_INLINE void v_codes(const hk_v8 *q, int n, int zero, uint8_t *codes) {
-    for (int i = 0; i < n; i++) {
-        hk_m8 whole = __builtin_convertvector(q[i], hk_m8) + zero;
-        for (int l = 0; l < HK_LANES; l++)
-            codes[l * n + i] = (uint8_t)whole[l];
+    hk_v8 words[HK_LANES] = {0}; /* four codes of a lane each */
+    for (int i = 0; i < n; i += 4) {
+        hk_m8 word = {0};
+        for (int j = 0; j < 4; j++)
+            word |= ((__builtin_convertvector(q[i + j], hk_m8) + zero) & 255) << 8 * j;
+        words[i / 4] = (hk_v8)word;
     }
+    v_transpose(words);
+    for (int l = 0; l < HK_LANES; l++)
+        memcpy(codes + l * n, &words[l], (size_t)n);
 }
 
 #endif

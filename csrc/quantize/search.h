@@ -117,15 +117,14 @@ typedef struct hk_moments {
 } hk_moments;
 
 /* Codes q = round(t y - b), the best s and m for them, kept where their error is the least so far. */
-HK_INLINE void try_affine(const hk_v8 *x, const hk_v8 *w, int n, int high, int m_positive, const hk_moments *k, hk_v8 t,
+HK_INLINE void try_affine(const hk_v8 *y, const hk_v8 *w, int n, int high, int m_positive, const hk_moments *k, hk_v8 t,
                           hk_v8 b, hk_affine *best) {
     hk_v8 q1 = v_all(0), q2 = v_all(0), qy = v_all(0);
     for (int i = 0; i < n; i++) {
-        hk_v8 y = x[i] - k->low;
-        hk_v8 q = v_round(v_clamp(y * t - b, 0, (float)high)), wq = w[i] * q;
+        hk_v8 q = v_round(v_clamp(y[i] * t - b, 0, (float)high)), wq = w[i] * q;
         q1 += wq;
         q2 += wq * q;
-        qy += wq * y;
+        qy += wq * y[i];
     }
     hk_v8 D = k->W * q2 - q1 * q1;
     /* all codes alike: rounding leaves D near zero, and nothing can be divided by it */
@@ -149,17 +148,18 @@ HK_INLINE void try_affine(const hk_v8 *x, const hk_v8 *w, int n, int high, int m
 /* The grid: the block's ends at codes up to `steps` times `step` beyond, or short of, 0 and `high`. */
 HK_INLINE hk_affine search_affine(const hk_v8 *x, const hk_v8 *w, int n, int high, int m_positive, int inward,
                                   int outward, float step) {
-    hk_v8 top = x[0];
+    hk_v8 top = x[0], y[32];
     hk_moments k = {m_positive ? v_min(x[0], v_all(0)) : x[0], v_all(0), v_all(0), v_all(0)};
     for (int i = 1; i < n; i++) {
         k.low = v_min(k.low, x[i]);
         top = v_max(top, x[i]);
     }
     for (int i = 0; i < n; i++) {
-        hk_v8 y = x[i] - k.low, wy = w[i] * y;
+        y[i] = x[i] - k.low;
+        hk_v8 wy = w[i] * y[i];
         k.W += w[i];
         k.Y += wy;
-        k.YY += wy * y;
+        k.YY += wy * y[i];
     }
     /* all weights alike but for the constant: x = -m, or x = s high where m may not be negative */
     hk_v8 span = top - k.low;
@@ -167,12 +167,12 @@ HK_INLINE hk_affine search_affine(const hk_v8 *x, const hk_v8 *w, int n, int hig
     for (int a = -inward; a <= outward; a++)
         for (int b = -inward; b <= outward; b++) {
             float under = step * (float)b, over = step * (float)a;
-            try_affine(x, w, n, high, m_positive, &k, v_ratio(v_all((float)high + over + under), span), v_all(under),
+            try_affine(y, w, n, high, m_positive, &k, v_ratio(v_all((float)high + over + under), span), v_all(under),
                        &best);
         }
     for (int c = 0; c < HK_POLISH; c++) {
         hk_v8 t = v_ratio(v_all(1), best.s);
-        try_affine(x, w, n, high, m_positive, &k, t, (-best.m - k.low) * t, &best);
+        try_affine(y, w, n, high, m_positive, &k, t, (-best.m - k.low) * t, &best);
     }
     return best;
 }

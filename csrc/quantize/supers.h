@@ -50,17 +50,15 @@ HK_INLINE float best_step(const hk_v8 *s, const hk_v8 *B, int groups, float low,
     return best;
 }
 
-/* Symmetric: x = d k q. Codes and error of one group for its scale s = d k. */
+/* Symmetric: x = d k q. */
 HK_INLINE hk_v8 codes_of(int kind, hk_v8 v, float low, float high) {
     return kind == KIND_IQ4 ? nearest_iq4(v) : v_round(v_clamp(v, low, high));
 }
 
-HK_INLINE hk_v8 error_symmetric(int kind, const hk_v8 *x, const hk_v8 *w, int n, hk_v8 s, float low, float high,
-                                hk_v8 *q) {
+HK_INLINE hk_v8 error_symmetric(int kind, const hk_v8 *x, const hk_v8 *w, int n, hk_v8 s, float low, float high) {
     hk_v8 t = v_ratio(v_all(1), s), error = v_all(0);
     for (int i = 0; i < n; i++) {
-        q[i] = codes_of(kind, x[i] * t, low, high);
-        hk_v8 e = x[i] - s * q[i];
+        hk_v8 e = x[i] - s * codes_of(kind, x[i] * t, low, high);
         error += w[i] * e * e;
     }
     return error;
@@ -69,19 +67,22 @@ HK_INLINE hk_v8 error_symmetric(int kind, const hk_v8 *x, const hk_v8 *w, int n,
 /* Each sub-block's best integer among k - 1, k, k + 1 for the scale d; codes in b->q. */
 HK_INLINE void settle_symmetric(int kind, hk_super *b, int groups, int n, float low, float high, float k_low,
                                 float k_high) {
-    hk_v8 total = v_all(0), q[32];
+    hk_v8 total = v_all(0);
     for (int g = 0; g < groups; g++) {
         const hk_v8 *x = b->x + g * n, *w = b->w + g * n;
-        hk_v8 *kept = b->q + g * n, from = b->k[g], least = v_all(0);
-        for (int step = 0; step < 3; step++) {
-            hk_v8 k = v_clamp(from + (step == 0 ? 0.0f : step == 1 ? -1.0f : 1.0f), k_low, k_high);
-            hk_v8 error = error_symmetric(kind, x, w, n, b->d * k, low, high, q);
-            hk_m8 better = step == 0 ? (hk_m8){-1, -1, -1, -1, -1, -1, -1, -1} : error < least;
+        hk_v8 best = v_clamp(b->k[g], k_low, k_high), from = b->k[g];
+        hk_v8 least = error_symmetric(kind, x, w, n, b->d * best, low, high);
+        for (int step = -1; step <= 1; step += 2) {
+            hk_v8 k = v_clamp(from + (float)step, k_low, k_high);
+            hk_v8 error = error_symmetric(kind, x, w, n, b->d * k, low, high);
+            hk_m8 better = error < least;
             least = v_pick(better, error, least);
-            b->k[g] = v_pick(better, k, b->k[g]);
-            for (int i = 0; i < n; i++)
-                kept[i] = v_pick(better, q[i], kept[i]);
+            best = v_pick(better, k, best);
         }
+        hk_v8 t = v_ratio(v_all(1), b->d * best);
+        for (int i = 0; i < n; i++)
+            b->q[g * n + i] = codes_of(kind, x[i] * t, low, high);
+        b->k[g] = best;
         total += least;
     }
     b->error = v_sum(total);
@@ -127,28 +128,36 @@ HK_INLINE void super_symmetric(int kind, hk_super *b, int groups, int low, int h
 }
 
 /* Affine: x = d k q - dmin l. */
+HK_INLINE hk_v8 error_affine(const hk_v8 *x, const hk_v8 *w, int n, hk_v8 s, hk_v8 m, float high) {
+    hk_v8 t = v_ratio(v_all(1), s), error = v_all(0);
+    for (int i = 0; i < n; i++) {
+        hk_v8 y = x[i] + m, e = y - s * v_round(v_clamp(y * t, 0, high));
+        error += w[i] * e * e;
+    }
+    return error;
+}
+
+/* Each sub-block's best integers among its own and their neighbours for the scales d and dmin; codes in b->q. */
 HK_INLINE void settle_affine(hk_super *b, int groups, int n, float high, float k_high) {
-    hk_v8 total = v_all(0), q[32];
+    hk_v8 total = v_all(0);
     for (int g = 0; g < groups; g++) {
         const hk_v8 *x = b->x + g * n, *w = b->w + g * n;
-        hk_v8 *kept = b->q + g * n, k0 = b->k[g], l0 = b->l[g], least = v_all(0);
-        for (int step = 0; step < 9; step++) { /* (0, 0) first */
+        hk_v8 k0 = b->k[g], l0 = b->l[g], best_k = k0, best_l = l0;
+        hk_v8 least = error_affine(x, w, n, b->d * k0, b->dmin * l0, high);
+        for (int step = 1; step < 9; step++) {
             int at = (step + 4) % 9;
             hk_v8 k = v_clamp(k0 + (float)(at / 3 - 1), 0, k_high), l = v_clamp(l0 + (float)(at % 3 - 1), 0, k_high);
-            hk_v8 s = b->d * k, m = b->dmin * l, t = v_ratio(v_all(1), s), error = v_all(0);
-            for (int i = 0; i < n; i++) {
-                hk_v8 y = x[i] + m;
-                q[i] = v_round(v_clamp(y * t, 0, high));
-                hk_v8 e = y - s * q[i];
-                error += w[i] * e * e;
-            }
-            hk_m8 better = step == 0 ? (hk_m8){-1, -1, -1, -1, -1, -1, -1, -1} : error < least;
+            hk_v8 error = error_affine(x, w, n, b->d * k, b->dmin * l, high);
+            hk_m8 better = error < least;
             least = v_pick(better, error, least);
-            b->k[g] = v_pick(better, k, b->k[g]);
-            b->l[g] = v_pick(better, l, b->l[g]);
-            for (int i = 0; i < n; i++)
-                kept[i] = v_pick(better, q[i], kept[i]);
+            best_k = v_pick(better, k, best_k);
+            best_l = v_pick(better, l, best_l);
         }
+        hk_v8 m = b->dmin * best_l, t = v_ratio(v_all(1), b->d * best_k);
+        for (int i = 0; i < n; i++)
+            b->q[g * n + i] = v_round(v_clamp((x[i] + m) * t, 0, high));
+        b->k[g] = best_k;
+        b->l[g] = best_l;
         total += least;
     }
     b->error = v_sum(total);

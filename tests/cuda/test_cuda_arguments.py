@@ -17,6 +17,7 @@ HEADER = Path(__file__).parents[2] / "csrc" / "cuda" / "hk_args.h"
 STRUCTS = {
     "step": arguments.STEP, "matrix": arguments.MATRIX, "convert_args": arguments.CONVERT, "part": arguments.PART,
     "matvec_args": arguments.MATVEC, "matmul_args": arguments.MATMUL, "rows_args": arguments.ROWS,
+    "observe_args": arguments.OBSERVE,
     "embed_args": arguments.EMBED, "angles_args": arguments.ANGLES, "cache": arguments.CACHE,
     "stream": arguments.STREAM, "heads_args": arguments.HEADS, "attend_args": arguments.ATTEND,
     "argmax_args": arguments.ARGMAX, "topk_args": arguments.TOPK, "handover": arguments.HANDOVER,

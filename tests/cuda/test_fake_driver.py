@@ -56,7 +56,10 @@ def run(*words: Any, env: dict[str, str], status: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["tokens", "turns", "loads", "view", "plans", "divided", "divided_interrupt"])
+PROGRAMS = ("tokens", "turns", "loads", "view", "plans", "observed", "divided", "divided_interrupt")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_program(fake: dict[str, str], model: Path, name: str) -> None:
     assert "done" in run(HERE / "programs.py", name, model, env=fake)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from assignments import split
 from cases import CASES
 from planned import gpu, shape
 from running import load
@@ -22,6 +23,7 @@ from hybridkern.plan.assignment import Assignment
 from hybridkern.plan.division import Receive, Segment, whole
 from hybridkern.plan.inventory import Inventory
 from hybridkern.plan.sizes import Sizer
+from hybridkern.runtime.observing import Observed
 
 N_CTX, N_UBATCH = 700, 200
 
@@ -83,6 +85,18 @@ def test_a_whole_model_to_the_byte(tmp_path: Path, case: str) -> None:
     sizer, planned = sized(model, a)
     assert planned == allocated(model, sizer, a, "cuda0", min(N_UBATCH, 64))
     assert not sizer.host(a, True)
+
+
+@pytest.mark.parametrize("n_gpu", [1, 2, 4])
+def test_a_model_that_is_observed(tmp_path: Path, n_gpu: int) -> None:
+    """Its sums are on the GPU that computes what they are of."""
+    model = Observed(head=True).tap(load(write_tiny(tmp_path / "tiny.gguf", "gemma3", n_layer=3).path))
+    a = split(model, n_gpu, n_ubatch=N_UBATCH)
+    sizer, planned = sized(model, a)
+    assert planned == allocated(model, sizer, a, "cuda0", min(N_UBATCH, 64))
+    assert planned["observed sums"] >= 8 * 64
+    about = sizer.gpu(a, gpu(1000), exact=False)
+    assert about["vectors"] >= planned["vectors"] + planned["observed sums"]
 
 
 @pytest.mark.parametrize("seed", range(40))

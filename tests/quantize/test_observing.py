@@ -8,6 +8,7 @@ import pytest
 import hybridkern as hk
 from hybridkern.errors import HybridKernError, KernelError
 from hybridkern.gguf import GGUFFile
+from hybridkern.kernels.cuda.sizing import Counting
 from hybridkern.kernels.interface import Batch, Recorder
 from hybridkern.kernels.reference import ReferenceSet
 from hybridkern.model import LoadedModel
@@ -99,14 +100,29 @@ def test_what_was_never_run_is_no_importance(path):
         observed.check()
 
 
-def test_a_gpu_says_that_it_cannot(path):
+@pytest.mark.parametrize("n", [1, 8, 40])
+def test_what_a_gpu_observes(path, n):
+    """Floats that something has written, in front of the product that takes them; sums of their own, once each."""
     from hybridkern.kernels.cuda.fusion import Fusion
 
     with GGUFFile.open(path) as file:
-        recorder = Recorder()
-        Observed().tap(LoadedModel.from_gguf(file)).record(recorder)
-    with pytest.raises(KernelError, match="run this on the CPU"):
-        Fusion(recorder.ops, 1)
+        plain, recorder, observed = Recorder(), Recorder(), Observed(head=True)
+        loaded = LoadedModel.from_gguf(file)
+        loaded.record(plain)
+        logits = observed.tap(loaded).record(recorder)
+    made = Fusion(recorder.ops, n, [logits]).launches()
+    at = [i for i, f in enumerate(made) if f.kind == "observe"]
+    assert len(at) == len({id(s) for s in observed.sums.values()}) == 4 * len(loaded.config.blocks) + 1
+    for i in at:
+        x = made[i].op.out
+        product = next(f for f in made[i:] if f.kind == "matmul")
+        assert product.op.args[0] is x
+        assert product.norm is None
+        written = next(f for f in reversed(made[:i]) if x in (f.op.out, f.glu.out if f.glu else None))
+        assert "f32" in written.forms or written.kind in ("attend", "matmul")
+    with pytest.raises(KernelError, match="observing h takes float64"):
+        Counting(n, n).sums(made[at[0]].op.out, np.zeros(3))
+    assert not any(f.kind == "observe" for f in Fusion(plain.ops, n).launches())
 
 
 def test_the_commands(command, tiny_path, tmp_path):

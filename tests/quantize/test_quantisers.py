@@ -183,6 +183,23 @@ def test_rows_that_are_no_multiple_of_256(name):
     assert np.abs(read(hk.quants.quantize(x, name), name) - x).max() < 0.02
 
 
+@pytest.mark.parametrize("isa", ["scalar", None])
+@pytest.mark.parametrize("name", [n for n in BLOCKS if n not in SUPERS])
+def test_blocks_of_many_rows_are_searched_together(name, isa, monkeypatch):
+    """And are what they are alone, each with its own columns' importance; a scale that is too large says which row."""
+    if isa:
+        monkeypatch.setenv("HYBRIDKERN_CPU", isa)
+    rng = np.random.default_rng(10)
+    for cols in (32, 96, 288, 576):
+        x, importance = rng.normal(0, 0.02, (11, cols)).astype(np.float32), rng.uniform(0.1, 9, cols)
+        for given in (None, importance):
+            alone = [hk.quants.quantize(row, name, given) for row in x[:, None]]
+            assert np.array_equal(hk.quants.quantize(x, name, given), np.concatenate(alone))
+        x[7, cols - 3] = 5e8
+        with pytest.raises(KernelError, match=rf"at row 7, column {(cols - 32) // 32 * 32}, or near it, is too large"):
+            hk.quants.quantize(x, name)
+
+
 def test_floats_are_rounded_to_nearest_even():
     x = np.random.default_rng(9).normal(0, 1, (4, 512)).astype(np.float32)
     assert hk.quants.quantize(x, "F16").tobytes() == x.astype(np.float16).tobytes()

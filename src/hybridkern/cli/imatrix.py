@@ -47,8 +47,6 @@ def run(args: argparse.Namespace) -> int:
     check_target(args.output_file)
     observed = Observed(args.process_output)
     options = load_arguments(args) | {"n_ctx": args.ctx_size or CHUNK, "tap": observed.tap}
-    if options["n_gpu_layers"] in (None, "auto", 0):  # taps run on the CPU
-        options |= {"n_gpu_layers": 0, "device": None}
     with open_model(args, options) as model:
         chunks = cut(model.tokenize(text), options["n_ctx"], None if args.chunks == -1 else args.chunks)
         observe_text(model, chunks, lambda done: _tell(done, len(chunks)))

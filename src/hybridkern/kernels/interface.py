@@ -185,7 +185,7 @@ class Recorder:
         """Marks x as a point where an accumulator may look (importance matrix, debugging); no fusion across it.
 
         sums: float64 [width + 1], to which every step adds the squares of x's columns over the step's rows and, at the
-        end, the number of rows.
+        end, the number of rows. What a GPU has summed up arrives there when its part's `collect` is called.
         """
         self._record("observe", x, x, name=name, sums=sums)
 

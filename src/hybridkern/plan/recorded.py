@@ -88,7 +88,7 @@ def signature(op: Op) -> object:
     shapes = tuple((w.type, w.rows, w.cols) for w in weights_in(op))
     caches = tuple((s.n_kv, s.head_dim_k, s.head_dim_v) for s in (op.out, *op.args) if isinstance(s, KVSpec))
     angles = tuple(id(a) for a in (op.out, *op.args) if isinstance(a, Angles))
-    params = {} if op.kind == "observe" else op.params  # its sums take no memory of a set
+    params = {} if op.kind == "observe" else op.params  # every sum is its own
     return op.kind, buffers, shapes, caches, angles, tuple(sorted(params.items()))
 
 
@@ -102,4 +102,6 @@ def vectors_in(ops: Sequence[Op]) -> dict[int, int]:
             elif isinstance(a, Angles):
                 tables = 1 if a.inv_freq_long is None else 2
                 seen[id(a)] = tables * padded(8 * a.inv_freq.size)
+        if op.kind == "observe" and op.params["sums"] is not None:
+            seen[id(op.params["sums"])] = padded(op.params["sums"].nbytes)
     return seen

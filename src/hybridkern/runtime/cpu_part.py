@@ -114,6 +114,9 @@ class CpuPart:
     def attach(self, slot: Slot) -> None:
         """Every slot has what the CPU needs."""
 
+    def collect(self) -> None:
+        """Steps add to the host's arrays themselves."""
+
     def describe(self) -> list[str]:
         """Kernel set, memory, length of the tape."""
         s, tape = self._sizes, self.tape.native

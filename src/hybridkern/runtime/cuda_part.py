@@ -106,6 +106,10 @@ class CudaPart:
         """Adds this GPU's inputs to a slot."""
         self._holdings.attach(slot.native)
 
+    def collect(self) -> None:
+        """What was observed joins the arrays of the host."""
+        self._holdings.collect()
+
     @property
     def nbytes(self) -> dict[str, int]:
         """Device memory by purpose."""

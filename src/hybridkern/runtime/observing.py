@@ -72,7 +72,7 @@ class _TapRecorder(Recorder):
 
     def _observe(self, x: Buffer, w: Weight) -> None:
         if self._last is None or self._last[0] is not x:
-            sums = np.zeros(x.width + 1)
+            sums = self._sums.setdefault(w.name, np.zeros(x.width + 1))  # the same for a plan and for the engine
             self.observe(w.name, x, sums)
             self._last = x, sums
         self._sums[w.name] = self._last[1]
@@ -87,3 +87,6 @@ def observe_text(model: Model, chunks: Sequence[Sequence[int]], heard: Callable[
         model.logits(ids, rows=[-1])
         if heard is not None:
             heard(i + 1)
+    with model.turn:
+        for part in model.engine.parts.values():
+            part.collect()

@@ -25,6 +25,7 @@ from hybridkern.plan.assignment import Assignment
 from hybridkern.plan.rates import DEFAULT_RATES
 from hybridkern.runtime import planning
 from hybridkern.runtime.engine import Engine
+from hybridkern.runtime.observing import Observed
 
 name, path = sys.argv[1:]
 PROMPT = [1, 2, 3, 4, 5]
@@ -131,6 +132,38 @@ def streamed() -> None:
     check_engine(e)
     e.close()
     assert Memory.live == 0 and registered() == 0
+
+
+def observed() -> None:
+    """What is summed up on the device arrives once, from every program of a whole, a divided and a streamed model."""
+    whole, steps = Observed(), (5, 1, 40, 3)
+    with load(tap=whole.tap) as model:
+        assert model.engine.part.nbytes["observed sums"] > 0  # type: ignore[attr-defined]
+        s = model.engine.new_sequence()
+        for n in steps:
+            model.engine.evaluate(s, (PROMPT * 10)[:n])
+        for _ in range(2):
+            model.engine.part.collect()
+            assert all((v == sum(steps)).all() for v in whole.sums.values())
+    file = GGUFFile.open(path)
+    some, gpu = Observed(), "cuda0"
+    tapped = some.tap(LoadedModel.from_gguf(file))
+    names = [w.name for w in tapped.weights.matrices() if w.name.startswith("blk.")]
+    blocks = range(len(tapped.kv_specs))
+    a = Assignment(
+        {n: "cpu" if n.startswith("blk.0.") else gpu for n in names}, (gpu,) * len(blocks), gpu, gpu, 512,
+        streamed={0: gpu}, stream_from=9, stream_depth=1,
+    )  # fmt: skip
+    with Engine(tapped, file, assignment=a, n_ctx=700, n_seq=4, n_kv_pages=16) as e:
+        s = e.new_sequence()
+        for n in steps:
+            e.evaluate(s, (PROMPT * 10)[:n])
+        for part in e.parts.values():
+            part.collect()
+    for name, v in some.sums.items():
+        assert v[-1] == sum(steps), name
+        assert (v == sum(steps)).all() or name.startswith("blk.0."), name
+    assert Memory.live == 0
 
 
 def turns() -> None:

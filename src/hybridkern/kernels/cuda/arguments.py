@@ -47,6 +47,7 @@ ROWS = _struct(
     (F32, "eps number"),
     (I32, "pad"),
 )
+OBSERVE = _struct((STEP, "step"), (P, "x sums"), (I64, "width x_stride"), (I32, "rows_are_outputs pad"))
 EMBED = _struct(
     (STEP, "step"), (MATRIX, "table"), (P, "out"), (I64, "rows cols out_stride"), (F32, "scale"), (I32, "pad")
 )

@@ -218,6 +218,13 @@ class LaunchBuilder:
         cache = self._cache.struct(f.kv) if f.kv is not None else {}
         self.made.append(launches.heads(self._step, self._n, cache, streams))
 
+    def _add_observe(self, f: Fused) -> None:
+        x = f.op.out
+        at, stride = self._place.buffer(x)
+        sums = self._place.sums(x, f.op.params["sums"])
+        fields = {"x": at, "x_stride": stride, "sums": sums, "rows_are_outputs": x.rows == "outputs"}
+        self.made.append(launches.observe(self._step, x.width, **fields))
+
     def _add_attend(self, f: Fused) -> None:
         (q, kv), p, out = f.op.args, f.op.params, f.op.out
         n_head = p["n_head"]

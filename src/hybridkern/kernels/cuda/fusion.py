@@ -58,7 +58,7 @@ def _reads(op: Op) -> list[Buffer]:
 
 
 def _writes(op: Op) -> list[Buffer]:
-    return [op.out] if isinstance(op.out, Buffer) else []
+    return [op.out] if isinstance(op.out, Buffer) and op.kind != "observe" else []
 
 
 class Fusion:
@@ -68,8 +68,6 @@ class Fusion:
         unknown = sorted({op.kind for op in ops} - KINDS - {"observe"})
         if unknown:
             raise KernelError(f"the CUDA set does not know the operations {', '.join(unknown)}")
-        if any(op.kind == "observe" and op.params.get("sums") is not None for op in ops):
-            raise KernelError("the CUDA set cannot sum up what it is asked to observe: run this on the CPU (-ngl 0)")
         self._ops, self._n, self._keep = list(ops), n, list(keep)
 
     def launches(self) -> list[Fused]:
@@ -87,7 +85,7 @@ class Fusion:
                 out.append(made_heads)
             elif op.kind == "rmsnorm" and self._can_wait(i):
                 lazy.append(op)
-            elif op.kind != "observe":
+            elif op.kind != "observe" or op.params.get("sums") is not None:
                 forms = self._forms(i) if op.kind in ROW_KINDS else set()
                 out.append(Fused(op.kind, op, forms=forms))
             for done in self._ops[i : i + taken]:

@@ -206,6 +206,14 @@ class Holdings:
         """Device memory by purpose."""
         return dict(self._place.nbytes) if self._place is not None else {}
 
+    # what is observed
+
+    def collect(self) -> None:
+        """Adds the sums that steps have made of what they observe to the arrays of the operations."""
+        self.require_open()
+        if self._stream is not None:
+            self.device.run(self.place.collect, self._stream)
+
     # ownership
 
     def wait(self) -> None:

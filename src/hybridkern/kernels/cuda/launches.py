@@ -207,6 +207,12 @@ def elements(step: Struct, n: int, width: int, mode: str, **fields: Any) -> Laun
     return Launch("hk_elements", (min(ceil_div(width, 256), 256), n, 1), (256, 1, 1), 0, args)
 
 
+def observe(step: Struct, width: int, **fields: Any) -> Launch:
+    """Sums of squares by column; fields as in hk_observe_args."""
+    args = a.pack(a.OBSERVE, step=step, width=width, **fields)
+    return Launch("hk_observe", (ceil_div(width, 32), 1, 1), (256, 1, 1), 0, args)
+
+
 def embed(
     type_name: str,
     step: Struct,

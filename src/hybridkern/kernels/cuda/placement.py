@@ -19,6 +19,7 @@ from .layout import LAYOUTS, TILE, device_bytes, row_offset
 from .upload import PIECE, Piece, Progress, Uploaded, upload
 
 PAGE = 128
+Sums = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def padded(n: int, multiple: int) -> int:
@@ -52,6 +53,7 @@ class Placement:
         self._forms: dict[tuple[Buffer, int, int, Form], tuple[int, int]] = {}
         self._angles: dict[Angles, tuple[int, int, int]] = {}
         self._scratch: dict[str, Memory] = {}
+        self._sums: dict[int, tuple[Sums, int]] = {}
 
     def memory(self, nbytes: int, what: str) -> int:
         """New device memory."""
@@ -159,6 +161,23 @@ class Placement:
             sizes = tiles.half_sizes(rows, b.width)[1], rows * 4
             self._forms[key] = self.memory(sizes[0], "buffers"), self.memory(sizes[1], "buffers")
         return self._forms[key]
+
+    def sums(self, x: Buffer, to: Sums) -> int:
+        """Zeroed sums of the squares of x's columns and the number of rows; `collect` adds them to the array."""
+        if to.dtype != np.float64 or to.shape != (x.width + 1,):
+            raise KernelError(f"observing {x.name} takes float64 ({x.width + 1},), not {to.dtype} {to.shape}")
+        if id(to) not in self._sums:
+            self._sums[id(to)] = to, self.array(np.zeros(to.shape), "observed sums")
+        return self._sums[id(to)][1]
+
+    def collect(self, stream: Stream) -> None:
+        """Adds the sums to their arrays, and begins anew; behind what was queued in the stream."""
+        for to, at in self._sums.values():
+            here = np.empty_like(to)
+            stream.download(here, at)
+            stream.fill(at, 0, here.nbytes)
+            stream.wait()
+            to += here
 
     def angles(self, a: Angles) -> tuple[int, int, int]:
         """inv_freq, inv_freq_long (or 0), and the table of this step."""

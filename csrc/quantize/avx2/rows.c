@@ -1,0 +1,4 @@
+#define HK_ISA avx2
+#include "vec.h"
+
+#include "../rows.h"

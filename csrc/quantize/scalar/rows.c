@@ -1,0 +1,4 @@
+#define HK_ISA scalar
+#include "vec.h"
+
+#include "../rows.h"
