@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 import pytest
-from builder import I32, STRING, U16, U32, Tensor, build
+from builder import ARRAY, BOOL, F32, I32, STRING, U16, U32, Tensor, build
 
 from hybridkern.errors import GGUFError
 from hybridkern.gguf import GGUFFile
@@ -92,6 +92,20 @@ def test_split_parts_disagree(tmp_path, changes, words):
     with pytest.raises(GGUFError) as e:
         GGUFFile.open(paths[0])
     assert all(word in str(e.value) for word in words), str(e.value)
+
+
+@pytest.mark.parametrize("key", ["split.no", "split.count", "split.tensors.count"])
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize("kind", [(ARRAY, (I32, [3, 3])), (STRING, "3"), (F32, 3.0), (BOOL, True)])
+def test_split_keys_of_another_type(tmp_path, key, part, kind):
+    """No part's word is taken for an integer that is none, whichever part it is in."""
+    paths = split_model(tmp_path)
+    keys = {"split.no": (U16, part), "split.count": (U16, 3), "split.tensors.count": (I32, 3)} | {key: kind}
+    tensor = Tensor(f"w{part}", 0, (2,), bytes(8))
+    with open(paths[part], "wb") as f:
+        f.write(build([(name, *value) for name, value in keys.items()], [tensor]).data)
+    with pytest.raises(GGUFError, match=rf"0000{part + 1}-of-00003.gguf: key '{key}'.* is .*integer is wanted"):
+        GGUFFile.open(paths[0])
 
 
 def test_split_damaged_part(tmp_path):

@@ -57,7 +57,8 @@ def part_paths(first: Part, count: int) -> list[str]:
 def check_part(first: Part, part: Part, no: int, count: int) -> None:
     """GGUFError where part number `no` (from 0) does not agree with the first."""
     where, m = shown_path(part.path), part.metadata
-    expected = {"split.no": no, "split.count": count, "split.tensors.count": first.metadata.get("split.tensors.count")}
+    total = first.metadata.get_int("split.tensors.count", None)
+    expected = {"split.no": no, "split.count": count, "split.tensors.count": total}
     for key, value in expected.items():
         found = m.get_int(key, None)
         if found != value:
