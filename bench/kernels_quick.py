@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/kernels"))
-from quant_lib import GEMM, GEMV, GEMV_RAW, QUANTS, Activations, Format, Library, aligned, built_isas, compile_library
+from guarded import guarded
+from quant_lib import GEMM, GEMV, GEMV_RAW, QUANTS, Activations, Format, Library, built_isas, compile_library
 from quant_reference import random_raw
 
 PEAKS = r"""
@@ -95,14 +96,14 @@ class Case:
     def __post_init__(self) -> None:
         rng, blocks = np.random.default_rng(0), self.k // self.f.block
         self.raw = random_raw(self.f.lower, rng, 256, blocks, self.f.bytes)
-        packed = self.lib.pack(self.f, np.tile(self.raw, (self.rows // 256, 1)), self.k)[:-64]
+        packed = self.lib.pack(self.f, np.tile(self.raw, (self.rows // 256, 1)), self.k)
         self.bytes, self.copies = len(packed), max(1, (96 << 20) // len(packed))
-        self.matrix = aligned(self.copies * self.bytes)
+        self.matrix = guarded(self.copies * self.bytes)
         self.matrix.reshape(self.copies, -1)[:] = packed
         codes = rng.integers(-127, 128, (self.n_max, self.k), dtype=np.int8)
         self.act = Activations.of(codes, np.full((self.n_max, self.k // 32), 0.01, np.float32))
         self.struct = self.act.struct()
-        self.out = aligned(4 * max(self.n_max, self.copies) * (self.rows + 16))
+        self.out = guarded(4 * max(self.n_max, self.copies) * (self.rows + 16))
         self.gemv = GEMV(self.lib.dll.hkt_kernel(self.lib.sets[self.isa], self.f.index, 0))
         self.gemm = GEMM(self.lib.dll.hkt_kernel(self.lib.sets[self.isa], self.f.index, 1))
 

@@ -7,6 +7,7 @@ from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int
 
 import numpy as np
 from cbuild import build
+from guarded import at_guard, guarded
 
 SILU, GELU = 0, 1
 NORM, NEOX = 0, 1
@@ -83,12 +84,10 @@ GEMM = _fn(None, _PTR, c_int64, c_int64, POINTER(Act), c_int64, _PTR, c_int64, _
 DEQUANT = _fn(None, _PTR, c_int64, _PTR)
 
 
-def aligned(shape: int | tuple[int, ...], dtype: type = np.float32, align: int = 64) -> np.ndarray:
-    """An uninitialised-looking (NaN or 0x5a filled) array that starts on a 64-byte boundary."""
+def aligned(shape: int | tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
+    """Full of NaN, starts on a 64-byte boundary, ends at a guard page."""
     n = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.full(n + align, 0xFF, np.uint8)
-    start = -raw.ctypes.data % align
-    return raw[start : start + n].view(dtype).reshape(shape)
+    return guarded(n).view(dtype).reshape(shape)
 
 
 def as_f32(a: np.ndarray) -> np.ndarray:
@@ -149,7 +148,7 @@ class FloatOps:
         return out
 
     def dequant(self, kind: str, raw: np.ndarray) -> np.ndarray:
-        out = aligned(raw.size)
+        out, raw = aligned(raw.size), at_guard(raw, 2)
         DEQUANT(self.set.type[FLOAT_TYPES[kind]].dequant)(ptr(raw), raw.size, ptr(out))
         return out
 
@@ -167,7 +166,7 @@ class FloatOps:
         m, total, acc = as_f32(np.full(n, -np.inf)), as_f32(np.zeros(n)), as_f32(np.zeros((n, dims[1])))
         behind = [k for k, _ in pages[1:]] + [None]
         for (k, v), (lo, hi), following in zip(pages, ranges, behind, strict=True):
-            lo, hi = lo.astype(np.int32), hi.astype(np.int32)
+            lo, hi = (at_guard(a.astype(np.int32), 4) for a in (lo, hi))
             self.op.attend_page(
                 *(KV[kv], ptr(k), ptr(v), dims[0], dims[1], ptr(q), q.strides[0] // 4, n, ptr(lo), ptr(hi), cap),
                 *(ptr(m), ptr(total), ptr(acc), dims[1], None if following is None else ptr(following)),

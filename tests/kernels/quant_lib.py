@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from guarded import at_guard, guarded
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
@@ -126,13 +127,6 @@ GEMV_RAW = ctypes.CFUNCTYPE(None, P, I64, I64, I64, P, INT, P, I64)
 DEQUANT = ctypes.CFUNCTYPE(None, P, I64, P)
 
 
-def aligned(n_bytes: int, fill: int = 0) -> np.ndarray:
-    """A 64-byte aligned byte array with nothing to spare."""
-    raw = np.full(n_bytes + 64, fill, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + n_bytes]
-
-
 @dataclass
 class Activations:
     """n quantised columns."""
@@ -144,10 +138,10 @@ class Activations:
     @classmethod
     def of(cls, codes: np.ndarray, scales: np.ndarray) -> Activations:
         n, k = codes.shape
-        store = aligned(n * ((k + 63) & ~63)).view(np.int8).reshape(n, -1)
+        store = guarded(n * ((k + 63) & ~63), 0).view(np.int8).reshape(n, -1)
         store[:, :k] = codes
         sums = codes.astype(np.int32).reshape(n, k // 16, 16).sum(axis=2).astype(np.int16)
-        return cls(store[:, :k], np.ascontiguousarray(scales, np.float32), sums)
+        return cls(store[:, :k], at_guard(np.ascontiguousarray(scales, np.float32)), at_guard(sums))
 
     def struct(self, column: int = 0) -> Act:
         c, s, t = self.codes[column:], self.scales[column:], self.sums[column:]
@@ -170,7 +164,7 @@ class Library:
             i = names.index(isa)
             if (emulate or not dll.hk_cpu_set_requires(i) & ~have) and dll.hkt_fill(i, isa.encode()) == 0:
                 self.sets[isa] = i
-        self.scratch = aligned(512 * 1024 + 64, 0xA5)
+        self.scratch = guarded(512 * 1024 + 64, 0xA5)
 
     def origin(self, isa: str, f: Format, which: int) -> str:
         return self.dll.hkt_origin(self.sets[isa], f.index, which).decode()
@@ -183,14 +177,14 @@ class Library:
     def pack(self, f: Format, raw: np.ndarray, cols: int) -> np.ndarray:
         rows = raw.shape[0]
         panels = (rows + 15) // 16
-        out = aligned(panels * self.panel_bytes(f, cols) + 64, 0xC3)
+        out, raw = guarded(panels * self.panel_bytes(f, cols) + 64, 0xC3), at_guard(raw, 2)
         self.dll.hk_pack(f.index, raw.ctypes.data, raw.strides[0], rows, cols, 0, panels, out.ctypes.data)
         assert (out[-64:] == 0xC3).all(), "hk_pack wrote past its panels"
-        return out
+        return at_guard(out[:-64])
 
     def gemv(self, isa: str, f: Format, packed: np.ndarray, cols: int, act: Activations, column: int = 0) -> np.ndarray:
         panels = len(packed) // self.panel_bytes(f, cols)
-        out = aligned(panels * 64 + 64, 0xFF).view(np.float32)
+        out = guarded(panels * 64 + 64, 0xFF).view(np.float32)
         call = GEMV(self.dll.hkt_kernel(self.sets[isa], f.index, 0))
         a = act.struct(column)
         call(packed.ctypes.data, panels, cols, ctypes.addressof(a), out.ctypes.data)
@@ -200,7 +194,7 @@ class Library:
     def gemm(self, isa: str, f: Format, packed: np.ndarray, cols: int, act: Activations, n: int) -> np.ndarray:
         panels = len(packed) // self.panel_bytes(f, cols)
         stride = panels * 16 + 16
-        out = aligned(n * stride * 4, 0xFF).view(np.float32).reshape(n, stride)
+        out = guarded(n * stride * 4, 0xFF).view(np.float32).reshape(n, stride)
         call = GEMM(self.dll.hkt_kernel(self.sets[isa], f.index, 1))
         a = act.struct()
         call(
@@ -212,9 +206,9 @@ class Library:
 
     def gemv_raw(self, isa: str, f: Format, raw: np.ndarray, cols: int, act: Activations, column: int) -> np.ndarray:
         """A column, which must come out the same beside its neighbour: the next one, or the one before the last."""
-        rows = raw.shape[0]
+        rows, raw = raw.shape[0], at_guard(raw, 2)
         padded = (rows + 15) // 16 * 16
-        out = aligned(2 * (padded + 16) * 4, 0xFF).view(np.float32).reshape(2, padded + 16)
+        out = guarded(2 * (padded + 16) * 4, 0xFF).view(np.float32).reshape(2, padded + 16)
         call = GEMV_RAW(self.dll.hkt_kernel(self.sets[isa], f.index, 3))
         a = act.struct(column)
         call(raw.ctypes.data, raw.strides[0], rows, cols, ctypes.addressof(a), 1, out.ctypes.data, padded + 16)
@@ -230,8 +224,8 @@ class Library:
         return alone
 
     def dequant(self, isa: str, f: Format, raw: np.ndarray) -> np.ndarray:
-        blocks = raw.size // f.bytes
-        out = aligned(blocks * f.block * 4 + 64, 0xFF).view(np.float32)
+        blocks, raw = raw.size // f.bytes, at_guard(raw, 2)
+        out = guarded(blocks * f.block * 4 + 64, 0xFF).view(np.float32)
         DEQUANT(self.dll.hkt_kernel(self.sets[isa], f.index, 2))(raw.ctypes.data, blocks, out.ctypes.data)
         assert (out[-16:].view(np.uint32) == 0xFFFFFFFF).all(), "dequant wrote past its end"
         return out[:-16].copy()

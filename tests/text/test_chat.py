@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from conftest import bpe_metadata
 
 from hybridkern.errors import ArgumentError, TokenizerError
 from hybridkern.text import ChatTemplate, Vocabulary
+from hybridkern.text.rendering import RENDERER
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -80,19 +86,93 @@ def test_a_template_that_raises(with_bos: Vocabulary) -> None:
         "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
         "{{ 'x' * 10 ** 10 }}",
         "{{ ([1] * 1000000) * 1000000 }}",
-        "{{ 9 ** 9 ** 9 ** 9 }}",
+        "{{ 9 ** 9 ** 9 ** 9 ** 9 ** 9 ** 9 ** 9 ** 9 ** 9 }}",
         "{{ 'x'.ljust(10000000000) }}",
         "{% for i in range(99999) %}{{ 'x' * 100000 }}{% endfor %}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{{ 1 // 0 }}",
         "{% include 'other' %}",
+        # One operation, in C: nothing in the same process could interrupt it or bound what it allocates.
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '{:>1000000000}'.format(1) }}",
+        "{{ 'x' | center(10 ** 10) }}",
+        "{{ ('a' * 1048576).replace('a', 'b' * 1048576) }}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=1) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(n=77) %}{% for i in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
     ],
 )
 def test_what_a_template_cannot_do(with_bos: Vocabulary, source: str) -> None:
     start = time.perf_counter()
     with pytest.raises(TokenizerError, match="chat template"):
-        ChatTemplate(source, with_bos, time_limit_s=1.0).render(HI)
+        ChatTemplate(source, with_bos, time_limit_s=0.5).render(HI)
     assert time.perf_counter() - start < 5
+    assert render(with_bos, "{{ 1 + 1 }}") == "2"  # whatever happened to its process
+
+
+def test_a_process_that_dies(with_bos: Vocabulary) -> None:
+    chat = ChatTemplate("{{ messages[0].content }}", with_bos)
+    process = RENDERER._process
+    assert process is not None
+    os.kill(process._child.pid, signal.SIGKILL)
+    with pytest.raises(TokenizerError, match="SIGKILL"):
+        chat.render(HI)
+    assert chat.render(HI) == "hi"
+
+
+def test_a_child_made_by_fork_has_a_process_of_its_own(with_bos: Vocabulary) -> None:
+    chat = ChatTemplate("{{ messages[0].content }}", with_bos)
+    read, write = os.pipe()
+    if (pid := os.fork()) == 0:
+        with contextlib.suppress(BaseException):
+            os.write(write, chat.render([{"role": "user", "content": "child"}]).encode())
+        os._exit(0)
+    os.close(write)
+    assert chat.render(HI) == "hi"
+    os.waitpid(pid, 0)
+    assert os.read(read, 100) == b"child" and chat.render(HI) == "hi"
+    os.close(read)
+
+
+def test_threads_share_the_process(with_bos: Vocabulary) -> None:
+    chat = ChatTemplate("{{ messages[0].content * 1000 }}", with_bos)
+    texts = [str(i) for i in range(50)]
+    with ThreadPoolExecutor(8) as pool:
+        rendered = pool.map(lambda text: chat.render([{"role": "user", "content": text}]), texts)
+        assert list(rendered) == [text * 1000 for text in texts]
+
+
+def test_long_texts_come_whole(with_bos: Vocabulary) -> None:
+    text = "é\U0001f999" * 1_000_000
+    assert render(with_bos, "{{ messages[0].content }}", [{"role": "user", "content": text}]) == text
+
+
+def test_what_reaches_a_template(with_bos: Vocabulary) -> None:
+    source = "{{ x.a[0] + x.b }}{{ x.c | tojson }}"
+    assert render(with_bos, source, x={"a": (np.int64(1),), "b": 0.5, "c": [True, None]}) == "1.5[true, null]"
+    loop: list[object] = []
+    loop.append(loop)
+    for bad in (object(), b"bytes", loop, {"f": print}):
+        with pytest.raises(ArgumentError, match="template_variables\\['x'\\]"):
+            render(with_bos, "x", x=bad)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "9" * 5000 + " }}",
+        "{% for a in [1] %}" * 30 + "{% endfor %}" * 30,
+        "{% macro f(a, a) %}{% endmacro %}",
+        "{% break %}",
+        "{{ f(a=1, a=2) }}",
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "\udcff",
+    ],
+)
+def test_a_template_that_the_compiler_refuses(with_bos: Vocabulary, source: str) -> None:
+    """Jinja writes Python, and Python's compiler has limits and rules of its own."""
+    with pytest.raises(TokenizerError, match="the chat template is not valid"):
+        ChatTemplate(source, with_bos)
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{", "{% unknown %}", "{% if x %}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 
@@ -190,12 +191,58 @@ def test_numpy_metadata_is_welcome(spm_metadata: dict[str, object], spm: Vocabul
         ({"tokenizer.ggml.merges": None}, "merges is missing"),
         ({"tokenizer.ggml.token_type": [1, 1]}, "2 entries for 258 tokens"),
         ({"tokenizer.ggml.token_type": [9] * 258}, r"token_type\[0\] is 9"),
-        ({"tokenizer.ggml.eos_token_id": "x"}, "'x', not a token id"),
+        ({"tokenizer.ggml.eos_token_id": "x"}, "is 'x', but a token id is wanted"),
     ],
 )
 def test_bad_metadata(change: dict[str, object], message: str) -> None:
     with pytest.raises(TokenizerError, match=message):
         Vocabulary.from_metadata(bpe_metadata() | change)
+
+
+#: A value of every kind that a metadata key can have.
+VALUES: tuple[object, ...] = (
+    0, -1, 2**63, True, 0.5, float("nan"), float("inf"), "", "text", "\udcff", [], ["a", "b"],
+    ["a b", "\udcff \udcfe"], [[1], [2, 3]], [["a"]], np.zeros(0, np.int32), np.full(400, 7, np.uint8),
+    np.full(400, np.nan, np.float32), np.full(400, np.inf, np.float32), np.full(400, 2**63, np.uint64),
+    np.full(400, True), np.arange(3.0),
+)  # fmt: skip
+KEYS = (
+    "ggml.model", "ggml.pre", "ggml.tokens", "ggml.token_type", "ggml.scores", "ggml.merges", "ggml.bos_token_id",
+    "ggml.fim_pad_token_id", "ggml.add_bos_token", "ggml.add_eos_token", "ggml.add_space_prefix", "chat_template",
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::hybridkern.text.fields.TokenizerWarning")
+@pytest.mark.parametrize("kind", ["bpe", "spm"])
+@pytest.mark.parametrize("key", [f"tokenizer.{key}" for key in KEYS] + ["general.name"])
+def test_keys_of_every_type(spm_metadata: dict[str, object], kind: str, key: str) -> None:
+    """A vocabulary that works, or an error that names a key: a file may give any key any type."""
+    good = bpe_metadata() if kind == "bpe" else dict(spm_metadata)
+    outcomes = []
+    for value in VALUES:
+        try:
+            vocabulary = Vocabulary.from_metadata(good | {key: value})
+        except TokenizerError as e:
+            outcomes.append(False)
+            assert "tokenizer." in str(e) or "general.name" in str(e)
+            str(e).encode()
+        else:
+            outcomes.append(True)
+            with contextlib.suppress(TokenizerError):  # characters that a small vocabulary cannot express
+                text = vocabulary.decode(vocabulary.encode("hello a", bos=False))
+                assert text == "hello a" or key == "tokenizer.ggml.tokens"
+    assert not all(outcomes) or key.endswith(("scores", "merges", "add_space_prefix")), "nothing was refused"
+
+
+def test_tokens_that_are_no_utf8() -> None:
+    """They cannot be found in a text, and stand for their bytes where a model makes them."""
+    bad = b"h\xff".decode("utf-8", "surrogateescape")
+    metadata = bpe_metadata(extra=((bad, 1), (bad + "x", 4)))
+    metadata["tokenizer.ggml.merges"] = ["h e", f"h {bad}", "he l"]
+    with pytest.warns(TokenizerWarning, match="1 of 3 merges"):
+        vocabulary = Vocabulary.from_metadata(metadata)
+    assert vocabulary.encode("hel") == [257]
+    assert vocabulary.piece_bytes(258) == b"h\xff" and vocabulary.decode([258]) == "h\ufffd"
 
 
 def test_bad_spm_scores(spm_metadata: dict[str, object]) -> None:

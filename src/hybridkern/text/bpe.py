@@ -12,6 +12,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from hybridkern.errors import TokenizerError
+from hybridkern.gguf.cursor import shown
 from hybridkern.text.fields import SPECIAL_TYPES, TokenizerWarning, VocabularyFields
 from hybridkern.text.pretokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
 
@@ -34,9 +35,9 @@ class BpeModel:
 
     def __init__(self, fields: VocabularyFields, token_to_id: dict[str, int]) -> None:
         pre = pre_tokenizer(fields.pre)
-        # The library refuses a merge of which a part or the result is no token; the reference would never reach a
-        # token through it either.
-        known = token_to_id
+        # The library takes only tokens that are valid UTF-8; no text leads to the others. It refuses a merge of which
+        # a part or the result is no token; the reference would never reach a token through it either.
+        known = {text: token for text, token in token_to_id.items() if text.isascii() or _is_unicode(text)}
         merges = [(a, b) for a, b in fields.merges if a in known and b in known and a + b in known]
         if len(merges) < len(fields.merges):
             warnings.warn(
@@ -44,7 +45,7 @@ class BpeModel:
                 TokenizerWarning,
                 stacklevel=3,
             )
-        self._tokenizer = Tokenizer(models.BPE(vocab=token_to_id, merges=merges, ignore_merges=pre.ignore_merges))
+        self._tokenizer = Tokenizer(models.BPE(vocab=known, merges=merges, ignore_merges=pre.ignore_merges))
         splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
@@ -63,11 +64,19 @@ class BpeModel:
         return [text[a:b] for _, (a, b) in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
 
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def pre_tokenizer(name: str | None) -> PreTokenizer:
     """The pre-tokenizer of that name; the default one, with a warning, where the name is missing or unknown."""
     if name is not None and name in PRE_TOKENIZERS:
         return PRE_TOKENIZERS[name]
-    said = "is missing" if name is None else f"is {name!r}, which this version does not know"
+    said = "is missing" if name is None else f"is {shown(name)}, which this version does not know"
     warnings.warn(
         f"tokenizer.ggml.pre {said}: the default pre-tokenizer is used, and the text will come out worse if the model "
         f"was trained with another. Known names: {', '.join(sorted(PRE_TOKENIZERS))}",

@@ -1,72 +1,21 @@
-"""Chat templates: Jinja programs that come with a model, run in a sandbox.
+"""Chat templates: Jinja programs that come with a model, run in a process of their own (`sandbox.py`).
 
-A template is code from a file that somebody else wrote. What bounds it: Jinja's immutable sandbox (no private
-attributes, no changes to the caller's objects, `range` up to 100,000), a time limit, a limit on the length of what it
-writes, on repetition (`"x" * n`, `n ** m`) and on numbers passed to methods (`"x".ljust(n)`). Whatever goes wrong
-inside becomes a TokenizerError.
+A template is code from a file that somebody else wrote: it gets plain data, a limited time, limited memory and a
+limited length. Whatever goes wrong inside becomes a TokenizerError.
 """
 
 from __future__ import annotations
 
-import ctypes
-import datetime
-import json
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
-
 from hybridkern.errors import ArgumentError, TokenizerError
+from hybridkern.text.rendering import RENDERER, plain
 from hybridkern.text.vocabulary import Vocabulary
 
 Message = Mapping[str, Any]
 
 TIME_LIMIT_S = 10.0
-LENGTH_LIMIT = 32 << 20  # characters
-_NUMBER_LIMIT = 1 << 20
-
-
-class _TemplateRaised(jinja2.TemplateError):
-    """The template called `raise_exception`."""
-
-
-class _OutOfTime(Exception):
-    """Thrown into the thread of a template that takes too long."""
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`, with which training templates mark the assistant's words: here only its content counts."""
-
-    tags = {"generation"}  # noqa: RUF012 (the name and form are Jinja's)
-
-    def parse(self, parser: Any) -> Any:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body).set_lineno(line)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset(("*", "**"))
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        sizes = [len(side) if isinstance(side, (str, list, tuple)) else None for side in (left, right)]
-        if operator == "*":
-            for size, other in ((sizes[0], right), (sizes[1], left)):
-                if size is not None and isinstance(other, int) and size * other > _NUMBER_LIMIT:
-                    raise SecurityError(f"repetition of more than {_NUMBER_LIMIT} elements")
-        small = all(isinstance(side, (int, float)) and abs(side) <= 1024 for side in (left, right))
-        if operator == "**" and not small:
-            raise SecurityError("power of a number above 1024")
-        return super().call_binop(context, operator, left, right)
-
-    def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(value, int) and value > _NUMBER_LIMIT for value in args):
-            raise SecurityError(f"argument above {_NUMBER_LIMIT}")
-        return super().call(context, obj, *args, **kwargs)
 
 
 class ChatTemplate:
@@ -85,10 +34,11 @@ class ChatTemplate:
             )
         }
         try:
-            self._template = _environment().from_string(source)
-        except (jinja2.TemplateError, RecursionError) as exc:
-            line = f" at line {exc.lineno}" if isinstance(exc, jinja2.TemplateSyntaxError) else ""
-            raise TokenizerError(f"the chat template is not valid{line}: {exc}") from exc
+            source.encode()
+        except UnicodeEncodeError as exc:
+            raise TokenizerError(f"the chat template is not valid: no UTF-8 at character {exc.start}") from exc
+        self._source = source
+        RENDERER.ask(source, None, time_limit_s)
 
     @classmethod
     def of(cls, vocabulary: Vocabulary, source: str | None = None) -> ChatTemplate:
@@ -102,28 +52,14 @@ class ChatTemplate:
         return cls(source, vocabulary)
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
-        """The text of a conversation. `variables` reach the template as they are (tools=..., enable_thinking=...)."""
-        checked = _checked(messages)
-        values = {"tools": None, "documents": None, **self._special, **variables}
-        values |= {"messages": checked, "add_generation_prompt": add_generation_prompt}
+        """The text of a conversation.
 
-        def write() -> str:
-            parts, length = [], 0
-            for part in self._template.generate(values):
-                parts.append(part)
-                length += len(part)
-                if length > LENGTH_LIMIT:
-                    raise SecurityError(f"more than {LENGTH_LIMIT} characters")
-            return "".join(parts)
-
-        try:
-            return _within(self._time_limit_s, write)
-        except _TemplateRaised as exc:
-            raise TokenizerError(f"the chat template refuses these messages: {exc}") from exc
-        except _OutOfTime:
-            raise TokenizerError(f"the chat template did not end within {self._time_limit_s:g} s") from None
-        except Exception as exc:  # a template can fail in any way that Python can
-            raise TokenizerError(f"the chat template failed: {type(exc).__name__}: {exc}") from exc
+        `variables` reach the template too (tools=..., enable_thinking=...); ArgumentError where they are anything but
+        strings, numbers, lists and dicts.
+        """
+        values = {"tools": None, "documents": None, **self._special, **plain(variables, "template_variables")}
+        values |= {"messages": plain(_checked(messages), "messages"), "add_generation_prompt": add_generation_prompt}
+        return RENDERER.ask(self._source, values, self._time_limit_s)
 
     def encode_chat(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any
@@ -138,32 +74,6 @@ class ChatTemplate:
         while bos is not None and len(ids) > 1 and ids[0] == ids[1] == bos:
             del ids[0]
         return ids
-
-
-def _environment() -> _Sandbox:
-    # The settings with which templates are written: those of Hugging Face's `apply_chat_template`.
-    environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation], cache_size=0
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment
-
-
-def _raise_exception(message: object) -> None:
-    raise _TemplateRaised(str(message))
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as it is: Jinja's own filter escapes `<`, `>`, `&` and `'` for HTML, which the models never saw."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -181,33 +91,3 @@ def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
         if content_needed and not isinstance(message.get("content"), (str, list)):
             raise ArgumentError(f"messages[{index}] has no content (a string, or a list of parts)")
     return [dict(message) for message in messages]
-
-
-def _within(seconds: float, work: Callable[[], str]) -> str:
-    """Run `work` in a thread and throw _OutOfTime into it when the time is over.
-
-    Python looks for such an exception between two bytecodes, and a compiled template is Python: no loop escapes it.
-    """
-    result: list[str] = []
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            result.append(work())
-        except BaseException as exc:  # handed to the caller
-            failure.append(exc)
-
-    thread = threading.Thread(target=run, name="chat-template", daemon=True)
-    thread.start()
-    try:
-        thread.join(seconds)
-    finally:  # also when Ctrl-C ends the wait
-        overdue = thread.is_alive()
-        if overdue:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_OutOfTime))
-    if overdue:
-        thread.join(1.0)
-        raise _OutOfTime
-    if failure:
-        raise failure[0]
-    return result[0]

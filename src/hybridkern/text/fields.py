@@ -10,10 +10,12 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from numbers import Integral
 
 import numpy as np
 
 from hybridkern.errors import TokenizerError
+from hybridkern.gguf.cursor import shown
 
 
 class TokenizerWarning(UserWarning):
@@ -79,15 +81,16 @@ class VocabularyFields:
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, object]) -> VocabularyFields:
         """Read and check the `tokenizer.*` keys of a file's metadata."""
-        model = metadata.get("tokenizer.ggml.model")
+        model = _text(metadata, "tokenizer.ggml.model")
         if model not in MODELS:
             known = ", ".join(sorted(MODELS))
-            said = "is missing" if model is None else f"is {model!r}, which this version does not know"
+            said = "is missing" if model is None else f"is {shown(model)}, which this version does not know"
             raise TokenizerError(f"tokenizer.ggml.model {said}; known models: {known}")
-        kind = MODELS[str(model)]
+        kind = MODELS[model]
         tokens = _strings(metadata, "tokenizer.ggml.tokens")
-        pre = metadata.get("tokenizer.ggml.pre")
-        pre = None if pre is None else str(pre)
+        if not tokens:
+            raise TokenizerError("tokenizer.ggml.tokens is empty")
+        pre = _text(metadata, "tokenizer.ggml.pre")
         ids = _special_ids(metadata, len(tokens), kind)
         spm = kind == "spm"
         add_bos = _flag(metadata, "add_bos_token", spm or pre in _ADDS_BOS)
@@ -95,7 +98,6 @@ class VocabularyFields:
         for wanted, role in ((add_bos, "bos"), (add_eos, "eos")):
             if wanted and role not in ids:
                 _warn(f"tokenizer.ggml.add_{role}_token is set, but the file names no such token: none is added")
-        template = metadata.get("tokenizer.chat_template")
         return cls(
             kind=kind,
             tokens=tokens,
@@ -107,8 +109,8 @@ class VocabularyFields:
             add_bos=add_bos and "bos" in ids,
             add_eos=add_eos and "eos" in ids,
             add_space_prefix=spm and _flag(metadata, "add_space_prefix", True),
-            chat_template=None if template is None else str(template),
-            model_name=str(metadata.get("general.name", "")),
+            chat_template=_text(metadata, "tokenizer.chat_template"),
+            model_name=_text(metadata, "general.name") or "",
         )
 
 
@@ -116,17 +118,30 @@ def _warn(message: str) -> None:
     warnings.warn(message, TokenizerWarning, stacklevel=2)
 
 
+def _wrong(key: str, value: object, wanted: str) -> TokenizerError:
+    said = shown(value) if isinstance(value, str) else f"of type {type(value).__name__}"
+    return TokenizerError(f"{key} is {said}, but {wanted} is wanted")
+
+
+def _text(metadata: Mapping[str, object], key: str) -> str | None:
+    value = metadata.get(key)
+    if value is not None and not isinstance(value, str):
+        raise _wrong(key, value, "a string")
+    return value
+
+
 def _strings(metadata: Mapping[str, object], key: str) -> list[str]:
     value = metadata.get(key)
     if value is None:
-        raise TokenizerError(f"{key} is missing: the file holds no vocabulary")
-    strings = list(value)  # type: ignore[call-overload]
-    if not strings:
-        raise TokenizerError(f"{key} is empty")
-    for index, item in enumerate(strings):
+        raise TokenizerError(f"{key} is missing: the file holds no vocabulary that can be used")
+    if isinstance(value, np.ndarray) and not value.size:
+        return []
+    if not isinstance(value, (list, tuple)):
+        raise _wrong(key, value, "an array of strings")
+    for index, item in enumerate(value):
         if not isinstance(item, str):
             raise TokenizerError(f"{key}[{index}] is {type(item).__name__}, not a string")
-    return strings
+    return list(value)
 
 
 def _numbers(metadata: Mapping[str, object], key: str, n_tokens: int) -> np.ndarray | None:
@@ -134,13 +149,17 @@ def _numbers(metadata: Mapping[str, object], key: str, n_tokens: int) -> np.ndar
     value = metadata.get(key)
     if value is None:
         return None
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        raise _wrong(key, value, "an array of numbers")
     try:
-        array = np.asarray(value).astype(np.float64)
-    except (TypeError, ValueError) as exc:
+        array = np.asarray(value)
+    except ValueError as exc:  # arrays of several lengths
         raise TokenizerError(f"{key} is not an array of numbers") from exc
-    if array.ndim != 1 or array.shape[0] < n_tokens:
-        raise TokenizerError(f"{key} has {array.size} entries for {n_tokens} tokens")
-    return array[:n_tokens]
+    if array.dtype.kind not in "iuf" or array.ndim != 1:
+        raise TokenizerError(f"{key} is not an array of numbers")
+    if len(array) < n_tokens:
+        raise TokenizerError(f"{key} has {len(array)} entries for {n_tokens} tokens")
+    return array[:n_tokens].astype(np.float64)
 
 
 def _scores(metadata: Mapping[str, object], n_tokens: int) -> np.ndarray:
@@ -157,7 +176,7 @@ def _types(metadata: Mapping[str, object], n_tokens: int) -> np.ndarray:
     types = _numbers(metadata, "tokenizer.ggml.token_type", n_tokens)
     if types is None:
         return np.full(n_tokens, TokenType.NORMAL, dtype=np.uint8)
-    bad = np.flatnonzero((types < 0) | (types > max(TokenType)))
+    bad = np.flatnonzero(~((types >= 0) & (types <= max(TokenType))))  # NaN too
     if bad.size:
         at = bad[0]
         raise TokenizerError(f"tokenizer.ggml.token_type[{at}] is {types[at]:g}, allowed are 0 to {max(TokenType)}")
@@ -169,11 +188,11 @@ def _merges(metadata: Mapping[str, object]) -> list[tuple[str, str]]:
     if metadata.get(key) is None:
         raise TokenizerError(f"{key} is missing: a byte-level BPE vocabulary cannot be used without merges")
     merges = []
-    for index, line in enumerate(list(metadata[key])):  # type: ignore[call-overload]
+    for index, line in enumerate(_strings(metadata, key)):
         # The space that separates the two parts cannot be the first character: a part is never empty.
-        space = line.find(" ", 1) if isinstance(line, str) else -1
+        space = line.find(" ", 1)
         if space < 0 or space == len(line) - 1:
-            raise TokenizerError(f"{key}[{index}] is {line!r}, not two parts with a space between them")
+            raise TokenizerError(f"{key}[{index}] is {shown(line)}, not two parts with a space between them")
         merges.append((line[:space], line[space + 1 :]))
     return merges
 
@@ -185,18 +204,21 @@ def _special_ids(metadata: Mapping[str, object], n_tokens: int, kind: str) -> di
         value = metadata.get(key)
         if value is None:
             continue
-        try:
-            token = int(value)  # type: ignore[call-overload]
-        except (TypeError, ValueError) as exc:
-            raise TokenizerError(f"{key} is {value!r}, not a token id") from exc
-        if 0 <= token < n_tokens:
-            ids[role] = token
+        if not isinstance(value, Integral) or isinstance(value, bool):
+            raise _wrong(key, value, "a token id")
+        if 0 <= value < n_tokens:
+            ids[role] = int(value)
         else:
             # Some converters write -1 for "none".
-            _warn(f"{key} is {token}, outside the vocabulary of {n_tokens} tokens: ignored")
+            _warn(f"{key} is {value}, outside the vocabulary of {n_tokens} tokens: ignored")
     return ids
 
 
 def _flag(metadata: Mapping[str, object], name: str, default: bool) -> bool:
-    value = metadata.get(f"tokenizer.ggml.{name}")
-    return default if value is None else bool(value)
+    key = f"tokenizer.ggml.{name}"
+    value = metadata.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, (bool, Integral)):
+        raise _wrong(key, value, "a bool")
+    return bool(value)

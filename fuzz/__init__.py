@@ -1,0 +1,1 @@
+"""Fuzzing of everything that a file made by somebody else reaches. See README.md in this folder."""
