@@ -23,54 +23,31 @@ HK_FN void store_token(const hk_heads_args &a, int t, int head, const hk_stream 
 }
 
 /* Value i of the rotated vector; no division, which costs more than all the rest. */
-HK_FN int pair_of(const hk_stream &s, int i) { return s.neox ? (i >= s.half ? i - s.half : i) : i >> 1; }
-HK_FN float rotated(const hk_stream &s, const float *v, const f32x2 &angle, int i) {
+HK_FN float rotated(const hk_stream &s, const float *v, const float *angles, int i) {
     if (i >= 2 * s.half)
         return v[i];
     bool second = s.neox ? i >= s.half : i & 1;
-    int pair = pair_of(s, i);
+    int pair = s.neox ? (second ? i - s.half : i) : i >> 1;
     float a = v[s.neox ? pair : 2 * pair], b = v[s.neox ? pair + s.half : 2 * pair + 1];
-    float c = angle.v[0], n = angle.v[1];
+    float c = load_fresh(angles + 2 * pair), n = load_fresh(angles + 2 * pair + 1);
     return second ? a * n + b * c : a * c - b * n;
 }
-/* What lanes need of a head of up to 32 N values: values lane + 32 k, and their angles. */
-template <int N> HK_FN void load_head(const float *x, int dim, float (&to)[N], int lane) {
-#pragma unroll
-    for (int k = 0; k < N; k++)
-        to[k] = lane + 32 * k < dim ? load_fresh(x + lane + 32 * k) : 0;
-}
-template <int N> HK_FN void load_angles(const hk_stream &s, const float *angles, f32x2 (&to)[N], int lane) {
-#pragma unroll
-    for (int k = 0; k < N; k++) {
-        int i = lane + 32 * k;
-        if (s.angles && i < 2 * s.half)
-            to[k] = load_fresh2(angles + 2 * pair_of(s, i));
-    }
-}
 
-/* A head of up to 32 N values, x[k] being value lane + 32 k and angle[k] its angle, normalised and rotated, into y; v
- * is as large, and of the warp's own too. */
-template <int N>
-HK_FN void turn_head(const hk_stream &s, const float (&x)[N], const f32x2 (&angle)[N], float *v, float *y, int lane) {
+/* A head at x, normalised and rotated, into y; v is as large, and of the warp's own too. */
+HK_FN void turn_head(const hk_stream &s, const float *x, const float *angles, float *v, float *y, int lane) {
     float sum = 0;
-#pragma unroll
-    for (int k = 0; k < N; k++)
-        if (lane + 32 * k < s.dim) {
-            v[lane + 32 * k] = x[k];
-            sum += x[k] * x[k];
-        }
+    for (int i = lane; i < s.dim; i += 32) {
+        v[i] = load_fresh(x + i);
+        sum += v[i] * v[i];
+    }
     if (s.norm) {
         float factor = rsqrtf(warp_sum(sum) / (float)s.dim + s.eps);
         for (int i = lane; i < s.dim; i += 32)
             v[i] *= factor * s.norm[i];
     }
     __syncwarp();
-#pragma unroll
-    for (int k = 0; k < N; k++) {
-        int i = lane + 32 * k;
-        if (i < s.dim)
-            y[i] = s.angles ? rotated(s, v, angle[k], i) : v[i];
-    }
+    for (int i = lane; i < s.dim; i += 32)
+        y[i] = s.angles ? rotated(s, v, angles, i) : v[i];
     __syncwarp();
 }
 

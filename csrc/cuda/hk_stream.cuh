@@ -86,7 +86,6 @@ template <int N_WARPS> struct weight_stream {
     u64 *barriers;
     u32 *offsets;               /* of pieces */
     u32 room, area, head, tail; /* area: at the end, what attention needs of it */
-    u64 once;                   /* weights are read once: L2 must not forget other things because of them */
     int put, got, warp, lane;
     /* what is asked for next */
     const u8 *from;
@@ -100,9 +99,6 @@ template <int N_WARPS> struct weight_stream {
     __device__ __forceinline__ void start() {
         head = tail = 0, put = got = 0;
         bytes = 0, reserved = -1, first = ready = 0;
-#if __CUDA_ARCH__ >= 900
-        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-#endif
         *feed = {-1, 0, 0, 0};
 #if __CUDA_ARCH__ >= 800
         if (lane < HK_AHEAD)
@@ -138,10 +134,11 @@ template <int N_WARPS> struct weight_stream {
         if (lane == 0) {
             u32 b = shared_address(barriers + slot);
             asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(b), "r"(n) : "memory");
-            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
-                         "%2, [%3], %4;" ::"r"(shared_address(data + to)),
-                         "l"(from), "r"(n), "r"(b), "l"(once)
-                         : "memory");
+            asm volatile(
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                    shared_address(data + to)),
+                "l"(from), "r"(n), "r"(b)
+                : "memory");
         }
 #else
         for (u32 i = 16 * lane; i < n; i += 512)
@@ -201,10 +198,10 @@ template <int N_WARPS> struct weight_stream {
         ready++;
         return true;
     }
-    /* Works out one run more, before it is needed. */
+    /* Works out what comes next, before it is needed. */
     template <class ATTENDS> __device__ __forceinline__ void look_ahead(const tape_window &tape, ATTENDS attends) {
-        if (ready < HK_RUNS)
-            find(tape, attends);
+        while (ready < HK_RUNS && find(tape, attends))
+            ;
     }
     /* The next run; false if it is not known yet, or must wait. What comes behind attention stays out of the area. */
     template <class ATTENDS> __device__ __forceinline__ bool next(const tape_window &tape, ATTENDS attends) {

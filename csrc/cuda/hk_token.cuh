@@ -19,9 +19,6 @@
  *
  * WARPS and RING (bytes of a warp's cached tokens) are the including file's.
  *
- * What lost (bench/results/cuda-h200.md): warps that only ask for the others' steps one by one; results that carry
- * their instruction's number instead of meetings, as twice the bytes are read again and again until they are there.
- *
  * Every wait gives up with a trap after some seconds: a step that fails is an error, and never a hang.
  */
 #ifndef HK_TOKEN_CUH
@@ -105,8 +102,8 @@ template <int HD> HK_FN void token(const hk_token_args &args) {
         b.tape.known = min(args.n, i + HK_TAPE - 1);
         b.index = i;
         STAMP(0);
-        look_ahead(b);
         fill(b);
+        look_ahead(b);
         if (it.kind == HK_DO_ATTEND) {
             attention<HD>(b, it);
         } else if (it.kind == HK_DO_PRODUCTS) {

@@ -26,23 +26,19 @@ template <int HD, int TYPE> HK_FN void attend_part(token_block &b, const hk_inst
         early += 2;
     fetch_items<HD, TYPE>(a, c, ring, begin, items, 0, early, lane);
     const hk_heads_args &h = i.heads;
-    /* Queries, and for the last part of the cache the new key and value. Angles were there before this kernel. */
-    float *queries = (float *)b.input, x[HD / 32];
-    int jobs = p.rows + (p.split == p.splits - 1 ? h.n_streams - 1 : 0);
-    f32x2 angles[HD / 32];
-    const hk_stream &first = h.stream[warp < p.rows ? 0 : min(1 + warp - p.rows, 2)];
-    load_angles(first, first.angles, angles, lane);
+    if (h.stream[0].angles && lane < (h.stream[0].half + 15) / 16) /* they were there before this kernel */
+        asm volatile("prefetch.global.L1 [%0];" ::"l"(h.stream[0].angles + 32 * lane));
     wait_for_others(b, i.waits);
     STAMP(1);
+    /* Queries, and for the last part of the cache the new key and value. */
+    float *queries = (float *)b.input;
+    int jobs = p.rows + (p.split == p.splits - 1 ? h.n_streams - 1 : 0);
     for (int j = warp; j < jobs; j += WARPS) {
         bool query = j < p.rows;
         const hk_stream &s = h.stream[query ? 0 : 1 + j - p.rows];
         int head = query ? p.first_head + j : p.kv_head;
         float *y = queries + (query ? j : 18 + j - p.rows) * HD, *v = queries + (8 + j) * HD;
-        load_head(s.x + head * s.dim, s.dim, x, lane);
-        if (j >= WARPS)
-            load_angles(s, s.angles, angles, lane);
-        turn_head(s, x, angles, v, y, lane);
+        turn_head(s, s.x + head * s.dim, s.angles, v, y, lane);
         if (s.store)
             store_head<TYPE>(plane_of<TYPE>(h.cache, b.place[1], head, s.store == 2), s.dim, b.position % HK_PAGE, y,
                              lane);

@@ -1,5 +1,5 @@
 /* The step of one token (hk_token.cuh) for heads of up to 128 values, with 12 warps: 16 have too few registers for it
- * (549 tokens a second of Llama 2 7B instead of 583 in the same run). Compiled where weights come by bulk copies. */
+ * (549 tokens a second of Llama 2 7B instead of 583). Compiled where weights come by bulk copies. */
 #if __CUDA_ARCH__ >= 900
 #define WARPS 12
 #define RING  8704

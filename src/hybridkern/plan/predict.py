@@ -15,6 +15,9 @@ STREAMED = 0.96  # of the bus, what streamed weights reach of it
 # Where the CPU attends in a streamed block, what it sends back waits behind weights on their way, and all that touches
 # main memory slows down: nothing overlaps, and both together take longer.
 DISTURBED = 1.3
+# Prices of a product that an attention of the CPU costs besides itself where its input comes from a GPU: threads meet to
+# take it over, and again to send what they made.
+HANDED_OVER = 5
 _TOKEN, _SIZELESS = 16 << 10, 0.6  # bytes of a token's activations; what of the time to send them is not due to size
 START, GPU_START = 0.4, 0.4  # seconds of a load besides weights: vocabulary and plan; a GPU's kernels and graphs
 LOCKING = 0.05 / (1 << 30)  # seconds a byte until a GPU may read memory by itself
@@ -216,7 +219,8 @@ class _Walk:
         x = {at}
         for device, group in self._groups(attention[:-1], x, gpu).items():
             self.cross(device, kv, n, sum(m.weight.rows for m in group))
-        self.add(kv, self._cost.attention(kv, b, n, self._depth))
+        handed = HANDED_OVER * self._cost.rates.cpu.op if kv == CPU != out else 0.0
+        self.add(kv, self._cost.attention(kv, b, n, self._depth) + handed)
         self.cross(kv, out, n, b.n_head * b.dim_v)
         self._there(x, out)
         self._product(out, attention[-1:])

@@ -59,8 +59,8 @@ extern "C" int stream_on_host(const hk_instruction *tape, int n, int blocks, int
                 if (now && now - 1 + HK_TAPE < n)
                     memset(&window[(now - 1) % HK_TAPE], 0xA5, sizeof window[0]); /* on its way */
                 view.known = min(n, now + HK_TAPE - 1);
-                look_ahead();
                 fill();
+                look_ahead();
                 const hk_instruction &i = view[now];
                 if (i.kind == HK_DO_ATTEND) {
                     if (wants(i))
