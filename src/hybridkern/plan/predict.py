@@ -15,8 +15,8 @@ STREAMED = 0.96  # of the bus, what streamed weights reach of it
 # Where the CPU attends in a streamed block, what it sends back waits behind weights on their way, and all that touches
 # main memory slows down: nothing overlaps, and both together take longer.
 DISTURBED = 1.3
-# Prices of a product that an attention of the CPU costs besides itself where its input comes from a GPU: threads meet to
-# take it over, and again to send what they made.
+# Prices of a product that an attention of the CPU costs besides itself where its input comes from a GPU: threads meet
+# to take it over, and again to send what they made.
 HANDED_OVER = 5
 _TOKEN, _SIZELESS = 16 << 10, 0.6  # bytes of a token's activations; what of the time to send them is not due to size
 START, GPU_START = 0.4, 0.4  # seconds of a load besides weights: vocabulary and plan; a GPU's kernels and graphs
