@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             write(f"{kind.name}: {summary}; nothing written\n")
             return 0
         begin = time.perf_counter()
-        with _progress(before) as heard:
+        with progress(before, "quantising") as heard:
             written = quantize_file(file, args.output, kind, targets, importance, threads=threads, progress=heard)
         seconds = time.perf_counter() - begin
     rate = f"{seconds / (before / 1e9):.2f} s a GB, {threads} thread{'s' if threads > 1 else ''}"
@@ -122,7 +122,7 @@ def _show(targets: list[Any], importance: Any) -> None:
 
 
 @contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
+def progress(total: int, what: str) -> Iterator[Callable[[int], None] | None]:
     """A bar on a terminal, None elsewhere. What it yields is called from any thread."""
     import sys
 
@@ -132,7 +132,7 @@ def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     lock = threading.Lock()
-    columns = TextColumn("quantising"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn()
+    columns = TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn()
     with Progress(*columns, console=console(to_stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
 

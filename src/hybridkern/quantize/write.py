@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,26 +88,43 @@ def quantize_file(
     that does not fit.
     """
     path = check_paths(file, out)
+
+    def start(writer: Writer) -> None:
+        writer.carry(file)
+        writer.put("general.file_type", type.id)
+        writer.put("general.quantization_version", QUANTIZATION_VERSION)
+        if importance is not None:
+            _tell_importance(writer, importance)
+        for t in targets:
+            # float32 says only that the shape is one of values, not of bytes
+            writer.add_tensor_info(
+                t.info.name, t.info.numpy_shape, np.dtype(np.float32), t.nbytes, gguf.GGMLQuantizationType(t.type.id)
+            )
+
+    def tensors() -> Iterator[Any]:
+        for t in targets:
+            yield _tensor(file, t, importance, threads, progress)
+            file.release(t.info.name)
+        file.check_intact()  # a mapped file that was cut short reads as zeros
+
+    return write_whole(path, file.metadata.get_str("general.architecture"), start, tensors())
+
+
+def write_whole(path: Path, arch: str, start: Callable[[Writer], None], tensors: Iterable[Any]) -> int:
+    """Write a file beside `path` and rename it when it is complete; returns its bytes.
+
+    start: gives the writer the metadata, and what it has to know of the tensors; tensors: their values, one at a time,
+    in that order. Whatever goes wrong, `path` stays what it was.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    writer = Writer(part, file.metadata.get_str("general.architecture"))
-    writer.carry(file)
-    writer.put("general.file_type", type.id)
-    writer.put("general.quantization_version", QUANTIZATION_VERSION)
-    if importance is not None:
-        _tell_importance(writer, importance)
-    for t in targets:
-        # float32 says only that the shape is one of values, not of bytes
-        writer.add_tensor_info(
-            t.info.name, t.info.numpy_shape, np.dtype(np.float32), t.nbytes, gguf.GGMLQuantizationType(t.type.id)
-        )
+    writer = Writer(part, arch)
     try:
+        start(writer)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for t in targets:
-            writer.write_tensor_data(_tensor(file, t, importance, threads, progress))
-            file.release(t.info.name)
-        file.check_intact()  # a mapped file that was cut short reads as zeros
+        for values in tensors:
+            writer.write_tensor_data(values)
         writer.close()
         written = part.stat().st_size
         os.replace(part, path)
