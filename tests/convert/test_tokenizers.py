@@ -72,6 +72,13 @@ def test_bos_from_the_post_processor(tmp_path):
     assert vocabulary.encode("the") == tokenizers.Tokenizer.from_file(str(path)).encode("the").ids
 
 
+def test_an_id_far_out(tmp_path):
+    _, folder = tiny_pair(tmp_path, "llama")
+    (folder / "added_tokens.json").write_text(json.dumps({"<far>": 10**12}))
+    with pytest.raises(TokenizerError, match="'<far>' has the id 1000000000000"):
+        inspect_folder(folder)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

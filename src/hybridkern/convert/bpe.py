@@ -26,12 +26,16 @@ _PROBES = (
 )
 
 
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _parts(node: Any) -> list[dict[str, Any]]:
     """The pre-tokenizers of a (perhaps nested) sequence."""
     if not isinstance(node, dict):
         return []
     if node.get("type") == "Sequence":
-        return [part for each in node.get("pretokenizers") or () for part in _parts(each)]
+        return [part for each in _listed(node.get("pretokenizers")) for part in _parts(each)]
     return [node]
 
 
@@ -42,21 +46,22 @@ def is_byte_level(fast: Mapping[str, Any]) -> bool:
 
 def read_bpe(path: Path, fast: Mapping[str, Any], notes: list[str]) -> Tokens:
     """Raises TokenizerError for a file that the `tokenizers` library does not read, or that GGUF cannot express."""
-    model = fast.get("model") or {}
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain exceptions
+        raise TokenizerError(f"{path}: the tokenizers library refuses it: {error}") from error
+    model = fast["model"]
     vocab, merges = model.get("vocab"), model.get("merges")
     if model.get("type", "BPE") != "BPE" or not isinstance(vocab, dict) or not isinstance(merges, list):
         raise TokenizerError(f"{path}: the model is {model.get('type')!r}; BPE with vocab and merges is expected")
-    normaliser = (fast.get("normalizer") or {}).get("type")
+    first = fast.get("normalizer")
+    normaliser = first.get("type") if isinstance(first, dict) else first
     if normaliser == "NFC":
         notes.append("tokenizer.json composes characters (NFC) first, which readers of GGUF do not do")
     elif normaliser is not None:
         raise TokenizerError(f"{path}: the normaliser {normaliser!r} changes texts, which GGUF cannot say")
     if any(part.get("add_prefix_space") for part in _parts(fast.get("pre_tokenizer"))):
         raise TokenizerError(f"{path}: add_prefix_space is on, which readers of GGUF do not do")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain exceptions
-        raise TokenizerError(f"{path}: the tokenizers library refuses it: {error}") from error
     pre = _name(path, tokenizer, bool(model.get("ignore_merges")))
     tokens = Tokens("gpt2", pre, [], [], merges=[_merge(path, each) for each in merges])
     for text, index in sorted(vocab.items(), key=lambda item: item[1]):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hybridkern.errors import ModelError
 from hybridkern.model.architectures import ARCHITECTURES, Architecture
+from hybridkern.model.config import MAX_BLOCKS, MAX_CONTEXT
 
 from .rope import read_rope
 
@@ -43,6 +45,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "num_local_experts": (None, 0),
     "num_experts": (None, 0),
     "is_causal": (None, True),
+    "use_mrope": (None, False),
     "use_bidirectional_attention": (None, False),
     "rope_interleaved": (None, False),
     "embedding_multiplier": (None, 1, 1.0),
@@ -93,11 +96,29 @@ class Config:
             raise ModelError(f"config.json: {key!r} is {value!r}; {kind.__name__} is expected")
         return value
 
+    def of(self, values: Mapping[str, Any]) -> Config:
+        """Other values, read in the same way."""
+        return Config(values)
+
+    def part(self, key: str) -> Config:
+        """The object that a key holds; an empty one where it is absent."""
+        return Config(self.get(key, dict, {}))
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
+
+    def positive(self, key: str, default: Any = ...) -> Any:
+        """A finite number above 0."""
+        value = self.get(key, float, default)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ModelError(f"config.json: {key!r} is {value}; a positive number is expected")
+        return value
+
     def count(self, key: str, default: Any = ...) -> int:
         """A number of things: 1 or more."""
         value = int(self.get(key, int, default))
-        if value < 1:
-            raise ModelError(f"config.json: {key!r} is {value}; 1 or more is expected")
+        if not 1 <= value <= MAX_CONTEXT:
+            raise ModelError(f"config.json: {key!r} is {value}; 1 to {MAX_CONTEXT} is expected")
         return value
 
 
@@ -131,6 +152,8 @@ def read_shape(values: Mapping[str, Any]) -> Shape:
         attention_bias=c.get("attention_bias", bool, False),
         mlp_bias=c.get("mlp_bias", bool, False),
     )
+    if shape.n_layer > MAX_BLOCKS:
+        raise ModelError(f"config.json: 'num_hidden_layers' is {shape.n_layer}; {MAX_BLOCKS} at most are expected")
     context = c.count("max_position_embeddings")
     shape.metadata |= {
         "context_length": context,
@@ -141,7 +164,7 @@ def read_shape(values: Mapping[str, Any]) -> Shape:
         "attention.head_count_kv": shape.n_head_kv,
         "attention.key_length": shape.head_dim,
         "attention.value_length": shape.head_dim,
-        "attention.layer_norm_rms_epsilon": c.get("rms_norm_eps", float, 1e-5 if arch.name == "phi3" else 1e-6),
+        "attention.layer_norm_rms_epsilon": c.positive("rms_norm_eps", 1e-5 if arch.name == "phi3" else 1e-6),
         "vocab_size": shape.n_vocab,
     }
     _windows(c, shape, context)
@@ -155,7 +178,7 @@ def read_shape(values: Mapping[str, Any]) -> Shape:
 
 def _architecture(c: Config) -> Architecture:
     names = c.get("architectures", list)
-    if len(names) != 1 or names[0] not in NAMES:
+    if len(names) != 1 or str(names[0]) not in NAMES:
         raise ModelError(f"config.json: 'architectures' is {names!r}; the known ones are {', '.join(NAMES)}")
     return ARCHITECTURES[NAMES[names[0]]]
 
@@ -209,9 +232,7 @@ def _attention(c: Config, shape: Shape) -> None:
         if cap or gemma2:
             shape.metadata[to] = cap
     own = shape.n_embd / shape.n_head if shape.n_layer == arch.wide_query_blocks else float(shape.head_dim)
-    scalar = c.get("query_pre_attn_scalar", float, 256.0)
-    if not scalar > 0:
-        raise ModelError(f"config.json: 'query_pre_attn_scalar' is {scalar}; a positive number is expected")
+    scalar = c.positive("query_pre_attn_scalar", 256.0)
     if scalar != own:
         shape.metadata["attention.scale"] = scalar**-0.5
         shape.notes.append(f"'query_pre_attn_scalar' = {scalar:g} is attention.scale, which not all engines read")

@@ -68,9 +68,9 @@ def _added(told: Mapping[str, Any], fast: Mapping[str, Any], added: Mapping[str,
         for text, index in added.items():
             found[int(index)] = (text, False)
         for each in fast.get("added_tokens") or ():
-            found[int(each["id"])] = (each["content"], bool(each.get("special")))
+            found[int(each["id"])] = (str(each["content"]), bool(each.get("special")))
         for index, each in (told.get("added_tokens_decoder") or {}).items():
-            found[int(index)] = (each["content"], bool(each.get("special")))
+            found[int(index)] = (str(each["content"]), bool(each.get("special")))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TokenizerError(f"the list of added tokens is malformed: {error!r}") from error
     if any(index < 0 for index in found):

@@ -76,7 +76,9 @@ def sources(folder: Path) -> dict[str, Source]:
             raise ModelError(f"{folder / INDEX}: weight_map, from names of tensors to files, is missing")
         paths = [folder / name for name in sorted(set(where.values()))]
     else:
-        paths = sorted(folder.glob("*.safetensors"))
+        # The publisher's own format may lie beside it ("consolidated.safetensors").
+        whole = folder / "model.safetensors"
+        paths = [whole] if whole.exists() else sorted(folder.glob("*.safetensors"))
         if not paths:
             old = sorted(p.name for p in (*folder.glob("*.bin"), *folder.glob("*.pth")))
             hint = f" ({old[0]} is a pickle, which may run code: save the model as safetensors)" if old else ""

@@ -12,6 +12,7 @@ from hybridkern.text.fields import TokenType
 
 from .shards import read_json
 
+MAX_TOKENS = 1 << 22
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
@@ -29,6 +30,8 @@ class Tokens:
 
     def put(self, index: int, text: str, kind: int) -> None:
         """Name the token `index`, which may lie behind the end: unused ones fill the gap."""
+        if type(index) is not int or not 0 <= index < MAX_TOKENS:
+            raise TokenizerError(f"token {text!r} has the id {index}; an id below {MAX_TOKENS} is expected")
         while len(self.texts) <= index:
             self.texts.append(f"[PAD{len(self.texts)}]")
             self.types.append(TokenType.UNUSED)
@@ -62,7 +65,8 @@ def tokenizer_keys(folder: Path, config: Mapping[str, Any], n_vocab: int, notes:
     elif (folder / "tokenizer.model").exists():
         tokens = read_sentencepiece(folder / "tokenizer.model", told, fast, _optional(folder / "added_tokens.json"))
     elif fast:
-        kind = (fast.get("model") or {}).get("type")
+        model = fast.get("model")
+        kind = model.get("type") if isinstance(model, dict) else None
         raise TokenizerError(
             f"{folder / 'tokenizer.json'}: a {kind} tokenizer that is not byte-level; its tokenizer.model is needed"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,10 @@ def inspect_folder(folder: str | os.PathLike[str], outtype: str = "auto") -> Con
     }
     metadata |= {f"{arch}.{key}": value for key, value in shape.metadata.items()}
     metadata |= tokenizer_keys(path, config, shape.n_vocab, shape.notes)
+    name = metadata["general.name"]
+    if arch == "phi3" and metadata["tokenizer.ggml.model"] == "llama" and not re.search("phi-?3", name.lower()):
+        # Phi-3's special tokens swallow the white space behind them; readers know it by the model's name.
+        metadata["general.name"] = f"Phi-3 {name}"
     return Conversion(path, shape, metadata, found, kind)
 
 
