@@ -8,11 +8,11 @@
 
 For ik_llama.cpp, install ik-llama-cpp-python in the same way and pass --ik-python and its --settings.
 
-Every engine and setting runs in a worker process of its own (adapters.py), loaded once. In each round every test is
-timed in every worker, one after the other; the first place rotates. Memory read bandwidth is measured in each round
-too, since a shared host changes its speed. Before anything is timed, each worker computes the perplexity of
+Every engine and setting runs in a worker process of its own (hybridkern/measure/worker), loaded once. In each round
+every test is timed in every worker, one after the other; the first place rotates. Memory read bandwidth is measured in
+each round too, since a shared host changes its speed. Before anything is timed, each worker computes the perplexity of
 tests/golden/text.txt, in batches and token by token: a setting whose perplexity is wrong is shown, but never counts as
-the best peer.
+the best peer. `hybridkern bench --peer` compares with one peer in its usual setting, by the same worker.
 
 llama.cpp's settings: `repack` is its default; `raw` keeps the file's rows, which lets its tiled matrix product take
 K-quants; `raw-untiled` turns that off as well. ik_llama.cpp's: `ik` is its default; `ik-ubatch16` avoids a batch path
@@ -26,26 +26,26 @@ import argparse
 import hashlib
 import json
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bandwidth import Bandwidth
+from hybridkern.measure.peers import Worker
+from hybridkern.measure.rows import OURS, commit
+from hybridkern.measure.timing import Workload
+from hybridkern.runtime.machine import cpu_name
 
 ROOT = Path(__file__).resolve().parents[1]
-ADAPTERS = ROOT / "bench" / "adapters.py"
 GOLDEN = ROOT / "tests" / "golden"
 PERPLEXITY_IDS = 641  # as many as the golden files were made with
 TOLERANCE = 0.02
 STEPPED_IDS = 65
 STEPPED_TOLERANCE = 0.06  # over so few tokens the noise of quantised activations alone gave 2.4 %
-OURS = "hybridkern"
+LEAST = 0.3  # seconds that a turn measures: short work is repeated
 SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "repack": ("llama.cpp", {"repack": True}, {}),
     "raw": ("llama.cpp", {"repack": False}, {"GGML_CPU_TILED_MM": "1"}),
@@ -56,64 +56,13 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
 }
 
 
-class Worker:
-    """One engine in one setting, loaded in its own process."""
+class Entrant(Worker):
+    """One engine in one setting, and whether it computes what the others do."""
 
-    def __init__(self, label: str, engine: str, python: str, options: dict[str, Any], env: dict[str, str]) -> None:
-        self.label, self.engine = label, engine
+    def __init__(self, *words: Any) -> None:
+        super().__init__(*words)
         self.trusted = True
         self.perplexity: dict[str, float] = {}
-        self.process = subprocess.Popen(
-            [python, str(ADAPTERS), engine, json.dumps(options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | env,
-            text=True,
-        )
-        self.version = self._answer()
-
-    def _answer(self) -> Any:
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self.label}: the worker died (exit status {self.process.wait()})")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise RuntimeError(f"{self.label}: {answer['error']}")
-        return answer["result"]
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        self.process.stdin.write(json.dumps({"method": method, "arguments": arguments}) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        try:
-            self.process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-
-
-@dataclass(frozen=True)
-class Test:
-    """One row of the table: `n` tokens of prompt at once, or one after the other behind `depth` tokens."""
-
-    kind: str
-    n: int
-    depth: int = 0
-
-    @property
-    def name(self) -> str:
-        if self.kind == "prefill":
-            return f"pp{self.n}"
-        return f"tg{self.n}" + (f" @ {self.depth}" if self.depth else "")
-
-    def rate(self, worker: Worker, ids: Sequence[int]) -> float:
-        """Tokens per second of one timed turn."""
-        tokens = [ids[i % len(ids)] for i in range(self.n)]
-        arguments = (tokens,) if self.kind == "prefill" else (tokens, self.depth)
-        return self.n / worker.call(self.kind, *arguments)
 
 
 def golden_perplexity(path: Path) -> float | None:
@@ -141,7 +90,7 @@ def decode_bytes(path: Path) -> int | None:
     return sum(sizes.values())
 
 
-def check(workers: list[Worker], ids: list[int], reference: float | None) -> float:
+def check(workers: list[Entrant], ids: list[int], reference: float | None) -> float:
     """Compute each worker's perplexities and mark those that are wrong; returns the reference that was used."""
     for worker in workers:
         worker.perplexity = {
@@ -165,7 +114,7 @@ def spread(samples: Sequence[float], digits: int = 1) -> str:
     return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
 
-def table(workers: list[Worker], tests: list[Test], rates: dict, weights: int | None, read: float) -> list[dict]:
+def table(workers: list[Entrant], tests: list[Workload], rates: dict, weights: int | None, read: float) -> list[dict]:
     """Print the Markdown table of one model; returns its rows as data."""
     ours = next((w.label for w in workers if w.engine == OURS), None)
     peers = [w.label for w in workers if w.engine != OURS]
@@ -184,7 +133,7 @@ def table(workers: list[Worker], tests: list[Test], rates: dict, weights: int | 
             row["ours_to_best"] = median[ours] / median[best] if best else None
             row["ours_to_default"] = median[ours] / median[peers[0]]
             cells += [f"{row['ours_to_best']:.2f}" if best else "-", f"{row['ours_to_default']:.2f}"]
-        if test.kind == "decode" and weights:
+        if test.n_gen and weights:
             row["weights_gb_per_s"] = {label: rate * weights / 1e9 for label, rate in median.items()}
             row["fraction_of_read"] = {label: gb / read for label, gb in row["weights_gb_per_s"].items()}
             fractions = ", ".join(f"{label} {fraction:.2f}" for label, fraction in row["fraction_of_read"].items())
@@ -197,14 +146,14 @@ def table(workers: list[Worker], tests: list[Test], rates: dict, weights: int | 
     return rows
 
 
-def start_workers(args: argparse.Namespace, path: Path, n_ctx: int) -> list[Worker]:
+def start_workers(args: argparse.Namespace, path: Path, n_ctx: int) -> list[Entrant]:
     common = {"path": str(path), "threads": args.threads, "n_ctx": n_ctx}
-    workers: list[Worker] = []
+    workers: list[Entrant] = []
     try:
         if not args.peers_only:
             # One context of ours serves every test; the peer makes a second one to decode behind a filled context.
             ours = common | {"n_ctx": n_ctx + max(args.depth)} | json.loads(args.ours_options)
-            workers.append(Worker(OURS, OURS, sys.executable, ours, {}))
+            workers.append(Entrant(OURS, OURS, sys.executable, ours, {}))
         for setting in args.settings:
             engine, options, env = SETTINGS[setting]
             python = args.peer_python if engine == "llama.cpp" else args.ik_python
@@ -212,7 +161,7 @@ def start_workers(args: argparse.Namespace, path: Path, n_ctx: int) -> list[Work
                 continue
             for flash in {"on": [True], "off": [False], "both": [True, False]}[args.flash]:
                 label = setting + ("" if flash else ", no flash")
-                workers.append(Worker(label, engine, python, common | options | {"flash": flash}, env))
+                workers.append(Entrant(label, engine, python, common | options | {"flash": flash}, env))
     except BaseException:
         for worker in workers:
             worker.close()
@@ -221,8 +170,8 @@ def start_workers(args: argparse.Namespace, path: Path, n_ctx: int) -> list[Work
 
 
 def run_model(args: argparse.Namespace, path: Path, bandwidth: Bandwidth) -> dict[str, Any]:
-    tests = [Test("prefill", n) for n in args.prefill]
-    tests += [Test("decode", args.decode, depth) for depth in args.depth]
+    tests = [Workload(n, 0) for n in args.prefill]
+    tests += [Workload(0, args.decode, depth) for depth in args.depth]
     n_ctx = max(1024, max(args.prefill) + 64, args.decode + 64)
     workers = start_workers(args, path, n_ctx)
     try:
@@ -244,7 +193,7 @@ def run_model(args: argparse.Namespace, path: Path, bandwidth: Bandwidth) -> dic
             for test in tests:
                 first = round_ % len(workers)
                 for worker in workers[first:] + workers[:first]:
-                    rate = test.rate(worker, ids)
+                    rate = test.tokens / worker.seconds(test, ids, LEAST)
                     if round_ >= 0:
                         rates[worker.label, test.name].append(rate)
             if args.verbose:
@@ -266,19 +215,6 @@ def run_model(args: argparse.Namespace, path: Path, bandwidth: Bandwidth) -> dic
     finally:
         for worker in workers:
             worker.close()
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def commit() -> str:
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 
 def numbers(text: str) -> list[int]:

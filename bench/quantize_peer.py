@@ -16,8 +16,11 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src" / "hybridkern" / "measure" / "worker"))
 
 
 def quantize(source: str, target: str, file_type: int, threads: int) -> dict[str, float]:
@@ -36,7 +39,7 @@ def quantize(source: str, target: str, file_type: int, threads: int) -> dict[str
 
 def follow(path: str, threads: int, texts: list[list[int]]) -> list[list[tuple[int, float]]]:
     """The greedy choices along given tokens."""
-    from adapters import LlamaCpp
+    from llama import LlamaCpp
 
     engine = LlamaCpp(path, threads=threads, n_ctx=512)
     made = []
@@ -50,9 +53,9 @@ def follow(path: str, threads: int, texts: list[list[int]]) -> list[list[tuple[i
 
 def score(path: str, threads: int, out: str, exact: bool, texts: list[list[int]]) -> dict[str, int]:
     """The predictions behind the tokens that a perplexity counts."""
-    from adapters import LlamaCpp
+    from llama import LlamaCpp
 
-    engine = LlamaCpp(path, threads=threads, n_ctx=512, flash=not exact, kv_f32=exact)
+    engine = LlamaCpp(path, threads=threads, n_ctx=512, flash=not exact, kv_type="f32" if exact else "f16")
     total = 0
     with open(out, "wb") as file:
         for ids in texts:

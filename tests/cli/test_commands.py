@@ -1,10 +1,8 @@
-"""The other commands: tokenize, bench, info, doctor."""
+"""The other commands: tokenize, info, doctor."""
 
 from __future__ import annotations
 
 import json
-
-import pytest
 
 
 def test_tokenize(command, tiny_path):
@@ -63,29 +61,3 @@ def test_an_unknown_kernel_set(command, tiny_path, monkeypatch):
     assert status == 1
     assert "sse9" in err
     assert "scalar" in err
-
-
-@pytest.fixture
-def quick_peaks(monkeypatch):
-    from hybridkern.kernels import rates
-
-    monkeypatch.setattr(rates, "READ_BYTES", 1 << 20)
-    monkeypatch.setattr(rates, "read_rate", lambda threads: 1e10)
-    monkeypatch.setattr(rates, "INT8_SECONDS", 0.001)
-
-
-def test_bench(command, tiny_path, quick_peaks):
-    status, out, _ = command("bench", "-m", tiny_path, "-p", "16", "-n", "4", "-r", "2", "-t", "1", "--json")
-    assert status == 0
-    record = json.loads(out)
-    assert list(record) == ["model", "host", "commit", "kernel_set", "threads", "peaks", "results"]
-    assert list(record["peaks"]) == ["read_gb_per_s", "int8_gmac_per_s"]
-    assert [row["test"] for row in record["results"]] == ["pp16", "tg4"]
-    keys = ["test", "tokens_per_s", "min", "max", "gmac_per_s", "fraction_of_int8_peak", "gb_per_s", "fraction_of_read"]
-    for row in record["results"]:
-        assert list(row) == keys
-        assert row["min"] <= row["tokens_per_s"] <= row["max"]
-    status, out, _ = command("bench", "-m", tiny_path, "-p", "16", "-n", "0", "-r", "1", "-t", "1")
-    assert status == 0
-    assert "pp16" in out
-    assert command("bench", "-m", tiny_path, "-p", "0", "-n", "0")[0] == 2

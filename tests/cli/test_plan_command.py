@@ -59,7 +59,7 @@ def test_the_plan_is_drawn(command, tiny_path, tmp_path):
 
 
 def test_a_picture_needs_matplotlib(command, tiny_path, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     status, _, err = command("plan", "-m", tiny_path, "--plot", tmp_path / "out.png")
     assert status == 2 and 'pip install "hybridkern[plot]"' in err
 

@@ -25,10 +25,12 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "bench")]
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "src" / "hybridkern" / "measure" / "worker")]
+
+from llama import LlamaCpp  # noqa: E402
+from scoring import log_softmax_at  # noqa: E402
 
 import real_models  # noqa: E402
-from adapters import LlamaCpp, log_softmax_at  # noqa: E402
 
 POSITIONS = 640  # past Gemma's sliding window of 512
 TOP = 32
@@ -182,7 +184,7 @@ def dump(path: Path, content: dict[str, Any]) -> None:
 def make(name: str, path: Path, out: Path, threads: int, scratch: Path) -> None:
     exact_path = scratch / f"{name}-f32.gguf"
     dequantised_copy(path, exact_path)
-    exact = LlamaCpp(str(exact_path), threads=threads, n_ctx=1024, flash=False, kv_f32=True)
+    exact = LlamaCpp(str(exact_path), threads=threads, n_ctx=1024, flash=False, kv_type="f32")
     origin = {
         "model": path.name,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),

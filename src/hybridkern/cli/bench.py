@@ -1,35 +1,38 @@
 """Measure prompt and generation speed, on the CPU beside the peaks of this machine measured in the same run.
 
-Prompts (pp) are random tokens on a fresh sequence with logits at the last one; generation (tg) is greedy, from one
-token on, sampling and detokenising included. A rate is the median of the repetitions.
+Prompts (pp) are random tokens with logits at the last one; generation (tg) is greedy, sampling and detokenising
+included; -pg is one behind the other; all behind -d tokens of context. A rate is the median of the repetitions.
+
+-p, -n, -d, -t, -tb, -b, -ub, -ctk, -ctv, -ngl and --n-cpu-ffn take lists and spans: 1,2,4; 128-512+128; 128-2048*2.
+-pg may be repeated, alternatives of --place are separated by semicolons. Every combination is measured.
+
+--peer runs another engine in a process of its own, in the same settings, taking turns; whether it computes the same is
+checked first. -fa 0,1 is for the peer: our attention is always fused.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import statistics
-import subprocess
-import time
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from hybridkern.errors import ArgumentError, HybridKernError
 
-from hybridkern.errors import ArgumentError
-
-from .doctor import cpu_name
-from .flags import add_context, add_model, load_arguments
+from .bench_peers import Peers, add_peers, check_peers
+from .bench_plot import check_plot
+from .flags import SWEPT, add_context, add_model, load_arguments, settings
 from .generate import open_model
 from .terminal import console, note, waiting, write
-from .values import integer
+from .values import integer, pair, several
 
 if TYPE_CHECKING:
     from hybridkern import Model
+    from hybridkern.measure.report import Report, Table
+    from hybridkern.measure.timing import Workload
 
-
+SHORT = 64  # tokens of the text that is compared with a peer
 LONGEST = 1 << 24  # tokens; no context is longer, and their ids would fill the memory before anything is refused
 
 
@@ -37,150 +40,182 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
     add_model(parser)
     group = parser.add_argument_group("what to measure")
+    add, tokens = group.add_argument, several(integer(0, LONGEST))
+    add("-p", "--n-prompt", type=tokens, default=[512], metavar="N", help="prompt tokens; 0: none (512)")
+    add("-n", "--n-gen", type=tokens, default=[64], metavar="N", help="tokens to generate; 0: none (64)")
+    add("-pg", type=pair, action="append", default=[], metavar="PP,TG", help="a prompt and an answer, timed as one")
+    add("-d", "--n-depth", type=tokens, default=[0], metavar="N", help="context before all that (0)")
+    add("-r", "--repetitions", type=integer(1, 1000), default=3, metavar="N", help="repetitions (3)")
+    add_peers(parser)
+    group = parser.add_argument_group("output")
     group.add_argument(
-        "-p", "--n-prompt", type=integer(0, LONGEST), default=512, metavar="N", help="prompt tokens; 0: none (512)"
+        "-o", "--output", choices=("table", "md", "csv", "json", "jsonl"), default="table", help="format (table)"
     )
-    group.add_argument(
-        "-n", "--n-gen", type=integer(0, LONGEST), default=64, metavar="N", help="tokens to generate (64)"
-    )
-    group.add_argument("-r", "--repetitions", type=integer(1, 1000), default=3, metavar="N", help="repetitions (3)")
-    group.add_argument(
-        "-d", "--n-depth", type=integer(0, LONGEST), default=0, metavar="N", help="context before generation (0)"
-    )
-    group.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    add_context(parser)
+    group.add_argument("--json", dest="output", action="store_const", const="json", help="the same as -o json")
+    group.add_argument("--plot", type=Path, metavar="OUT.PNG", help="draw the rates too (needs matplotlib)")
+    add_context(parser, sweeps=True, but=("-fa",))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load, measure, show."""
-    if not args.n_prompt and not args.n_gen:
+    """Load, measure, show; for every setting. A setting that fails is told, and the others are measured."""
+    from hybridkern.measure.timing import workloads
+
+    work = workloads(args.n_prompt, args.n_gen, args.pg, args.n_depth)
+    if not work:
         raise ArgumentError("-p 0 -n 0: nothing to measure")
-    options = load_arguments(args)
-    if args.ctx_size is None:
-        options["n_ctx"] = max(2, args.n_prompt, args.n_depth + args.n_gen + 1)
-    with open_model(args, options) as model, waiting("measuring"):
-        record = measure(model, args)
-    if args.json:
-        write(json.dumps(record) + "\n")
-    else:
-        show(record)
-    return 0
-
-
-def measure(model: Model, args: argparse.Namespace) -> dict[str, Any]:
-    """The whole record, with the keys of the JSON output."""
-    from hybridkern.kernels import active
-    from hybridkern.runtime.cost import decode_cost, prompt_cost
-
-    gpu = model.engine.part.gpu
-    peaks = measure_peaks(model.engine.threads) if gpu is None else {"read_gb_per_s": 0.0, "int8_gmac_per_s": 0.0}
-    rng = np.random.default_rng(0)
-    results = []
-    if args.n_prompt:
-        ids = rng.integers(0, model.n_vocab, args.n_prompt).tolist()
-        seconds = _repeat(lambda: time_prompt(model, ids), args.repetitions)
-        cost = prompt_cost(model.loaded, args.n_prompt, model.engine.n_ubatch, model.kv_type)
-        results.append(_result(f"pp{args.n_prompt}", args.n_prompt, seconds, cost, peaks))
-    if args.n_gen:
-        start = rng.integers(0, model.n_vocab, max(1, args.n_depth)).tolist()
-        seconds = _repeat(lambda: time_decode(model, start, args.n_gen), args.repetitions)
-        cost = decode_cost(model.loaded, len(start), args.n_gen, model.kv_type)
-        name = f"tg{args.n_gen}" + (f"@d{args.n_depth}" if args.n_depth else "")
-        results.append(_result(name, args.n_gen, seconds, cost, peaks))
-    return {
-        "model": Path(model.file.path).name,
-        "host": f"{cpu_name()}, {platform.system()} {platform.machine()}",
-        "commit": _commit(),
-        "kernel_set": active() if gpu is None else f"cuda, {gpu}",
-        "threads": model.engine.threads,
-        "peaks": peaks,
-        "results": results,
-    }
-
-
-def measure_peaks(threads: int) -> dict[str, float]:
-    """What memory and multiply units give at most, with the model's threads and the CPU's kernel set."""
-    from hybridkern.kernels.rates import int8_rate, read_rate
-
-    return {
-        "read_gb_per_s": round(read_rate(threads) / 1e9, 3),
-        "int8_gmac_per_s": round(int8_rate(threads) / 1e9, 3),
-    }
-
-
-def time_prompt(model: Model, ids: list[int]) -> float:
-    """Seconds for a prompt on a fresh sequence."""
-    begin = time.perf_counter()
-    model.logits(ids, rows=[-1])
-    return time.perf_counter() - begin
-
-
-def time_decode(model: Model, start: list[int], n: int) -> float:
-    """Seconds for n greedy tokens behind `start`; the token that the prompt's step gives is not counted."""
-    pieces = model.generate(start, max_tokens=n + 1, temperature=0, ignore_eos=True)
-    next(pieces)
-    begin = time.perf_counter()
-    for _ in pieces:
-        pass
-    return time.perf_counter() - begin
-
-
-def _repeat(work: Callable[[], float], n: int) -> list[float]:
-    work()  # touches the pages, wakes the threads
-    return [work() for _ in range(n)]
-
-
-def _result(test: str, n: int, seconds: list[float], cost: Any, peaks: dict[str, float]) -> dict[str, Any]:
-    middle = statistics.median(seconds)
-    gmac, gb = cost.macs / middle / 1e9, cost.bytes / middle / 1e9
-    return {
-        "test": test,
-        "tokens_per_s": round(n / middle, 3),
-        "min": round(n / max(seconds), 3),
-        "max": round(n / min(seconds), 3),
-        "gmac_per_s": round(gmac, 3),
-        "fraction_of_int8_peak": _fraction(gmac, peaks["int8_gmac_per_s"]),
-        "gb_per_s": round(gb, 3),
-        "fraction_of_read": _fraction(gb, peaks["read_gb_per_s"]),
-    }
-
-
-def _fraction(value: float, peak: float) -> float | None:
-    return round(value / peak, 4) if peak else None
-
-
-def _commit() -> str | None:
-    """The commit of the source tree that this package runs from, None for an installed one."""
-    root = Path(__file__).resolve().parents[3]
-    if not (root / "pyproject.toml").is_file():
-        return None
+    check_plot(args.plot)
+    check_peers(args)
+    chosen = _usable(list(settings(args)))
+    bench = Bench(args, work)
+    failed = 0
     try:
-        done = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
+        for setting in chosen:
+            try:
+                bench.measure(setting)
+            except HybridKernError as error:
+                if len(chosen) == 1:
+                    raise
+                failed += 1
+                note(f"error: {_named(args, setting)}: {' '.join(str(error).split())}")
+    finally:  # also what was measured until Ctrl-C
+        bench.end()
+    return 1 if failed else 0
 
 
-def show(record: dict[str, Any]) -> None:
-    """The record as a table."""
-    from rich.table import Table
+def _usable(found: list[argparse.Namespace]) -> list[argparse.Namespace]:
+    """Without settings that this version does not have: keys and values of different types, said once each."""
 
-    out = console()
-    title = f"{record['model']} on {record['host']}: {record['kernel_set']}, {record['threads']} threads"
-    table = Table(
-        "test", "t/s", "min", "max", "GMAC/s", "of peak", "GB/s", "of read", title=title, title_justify="left"
-    )
-    for row in record["results"]:
-        rates = [f"{row[key]:.1f}" for key in ("tokens_per_s", "min", "max")]
-        parts = [_percent(row["fraction_of_int8_peak"]), f"{row['gb_per_s']:.1f}", _percent(row["fraction_of_read"])]
-        table.add_row(row["test"], *rates, f"{row['gmac_per_s']:.1f}", *parts)
-    out.print(table)
-    peaks = record["peaks"]
-    if peaks["read_gb_per_s"]:
-        note(f"peaks of this run: read {peaks['read_gb_per_s']:.1f} GB/s, int8 {peaks['int8_gmac_per_s']:.1f} GMAC/s")
+    def mixed(setting: argparse.Namespace) -> bool:
+        return None not in (setting.cache_type_k, setting.cache_type_v) and setting.cache_type_k != setting.cache_type_v
+
+    good = [setting for setting in found if not mixed(setting)]
+    if good:
+        for k, v in dict.fromkeys((s.cache_type_k, s.cache_type_v) for s in found if mixed(s)):
+            note(f"-ctk {k} -ctv {v} is left out: keys and values have one type in this version")
+    return good or found
 
 
-def _percent(fraction: float | None) -> str:
-    return "" if fraction is None else f"{100 * fraction:.0f} %"
+def _named(args: argparse.Namespace, setting: argparse.Namespace) -> str:
+    """Those flags of a setting that differ between settings."""
+    varying = [name for name in SWEPT if len(getattr(args, name) or ()) > 1]
+    return ", ".join(f"{name.replace('_', '-')} {getattr(setting, name)}" for name in varying)
+
+
+class Bench:
+    """All settings of a run, their rows and where these go."""
+
+    def __init__(self, args: argparse.Namespace, work: list[Workload]) -> None:
+        from hybridkern.measure.report import FORMATS
+
+        self._args, self._work = args, work
+        self.rows: list[dict[str, Any]] = []
+        self._known: dict[int, dict[str, float]] = {}  # peaks by number of threads
+        self._report: Report = Tables(write) if args.output == "table" else FORMATS[args.output](write)
+        self._begun = False
+
+    def measure(self, setting: argparse.Namespace) -> None:
+        """All workloads in one setting."""
+        options = load_arguments(setting)
+        if setting.ctx_size is None:
+            options["n_ctx"] = max(SHORT if self._args.peer else 2, *(work.context for work in self._work))
+        with open_model(setting, options) as model, _session(model) as session:
+            longest = max(self._work, key=lambda work: work.context)
+            if longest.context > model.n_ctx:
+                raise ArgumentError(f"{longest.name} takes a context of {longest.context} tokens, -c is {model.n_ctx}")
+            with Peers(self._args, setting, model) as peers:
+                self._measure(model, session, peers, options)
+
+    def _measure(self, model: Model, session: Any, peers: Peers, options: dict[str, Any]) -> None:
+        import numpy as np
+
+        from hybridkern.measure.rows import effort, figures, in_turn, peaks_of, setting_of
+        from hybridkern.measure.timing import seconds
+
+        with waiting("measuring the peaks of this machine"):
+            peaks = peaks_of(model, self._known)
+        same = setting_of(model, options)
+        self._begin(same, peers, any(peaks.values()))
+        ids = np.random.default_rng(0).integers(0, model.n_vocab, 1 << 14).tolist()
+        for work in self._work:
+            with waiting(f"measuring {work.name}"):
+                runs = [lambda work=work: seconds(session, work, ids)]  # type: ignore[misc]
+                runs += [lambda work=work, w=w: w.seconds(work, ids) for w in peers.workers]  # type: ignore[misc]
+                times = in_turn(runs, self._args.repetitions)
+            ours = {**same, **figures(work, times[0])}
+            ours.update(effort(model, work, work.tokens / ours["tokens_per_s"], peaks))
+            theirs = [{**peers.setting(i, same), **figures(work, t)} for i, t in enumerate(times[1:])]
+            if theirs:
+                ours["ours_to_peer"] = round(ours["tokens_per_s"] / max(row["tokens_per_s"] for row in theirs), 4)
+            self.rows += [ours, *theirs]
+            self._report.add([ours, *theirs])
+
+    def _begin(self, same: dict[str, Any], peers: Peers, peaks: bool) -> None:
+        """Headings, before the first row."""
+        from hybridkern.measure.report import SETTINGS, Table
+
+        if self._begun:
+            return
+        self._begun = True
+        varying = [
+            name for name in SETTINGS if any(len(getattr(self._args, flag) or ()) > 1 for flag in _COLUMNS[name])
+        ]
+        title = f"{same['model']} on {same['host']}: {same['kernel_set']}"
+        title += "" if "n_threads" in varying else f", {same['n_threads']} thread{'s' * (same['n_threads'] > 1)}"
+        self._report.begin(Table(varying, peers.labels, peaks), title)
+
+    def end(self) -> None:
+        """What is written last, and the picture."""
+        if not self._begun:
+            return
+        self._report.end(next(iter(self._known.values()), {"read_gb_per_s": 0.0, "int8_gmac_per_s": 0.0}))
+        if self._args.output == "table":
+            for threads, peaks in self._known.items():
+                read, int8 = peaks["read_gb_per_s"], peaks["int8_gmac_per_s"]
+                count = f"{threads} thread{'s' * (threads > 1)}"
+                note(f"peaks of this run, {count}: read {read:.1f} GB/s, int8 {int8:.1f} GMAC/s")
+        if self._args.plot is not None and self.rows:
+            from .bench_plot import draw
+
+            draw(self.rows, self._args.plot)
+
+
+# Column of a row -> the flags that sweep it.
+_COLUMNS = {
+    "n_threads": ("threads",), "n_threads_batch": ("threads_batch",), "n_batch": ("batch_size",),
+    "n_ubatch": ("ubatch_size",), "type_k": ("cache_type_k", "cache_type_v"), "n_gpu_layers": ("n_gpu_layers",),
+    "n_cpu_ffn": ("n_cpu_ffn",), "place": ("place",),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _session(model: Model) -> Iterator[Any]:
+    """Closed before the model is."""
+    session = model.session()
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+class Tables:
+    """A table on the terminal, when all is measured."""
+
+    def __init__(self, write: Any) -> None:
+        self._lines: list[list[str]] = []
+
+    def begin(self, table: Table, title: str) -> None:
+        """Headings."""
+        self._table, self._title = table, title
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
+        """The rows of a workload."""
+        self._lines.append(self._table.line(rows[0], rows[1:]))
+
+    def end(self, peaks: Any) -> None:
+        """Show it."""
+        from rich.table import Table as Rich
+
+        table = Rich(*self._table.head(), title=self._title, title_justify="left")
+        for line in self._lines:
+            table.add_row(*line)
+        console().print(table)

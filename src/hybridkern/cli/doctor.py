@@ -6,7 +6,6 @@ import argparse
 import os
 import platform
 import resource
-from pathlib import Path
 
 from .gpu_facts import gpu_facts
 from .rate_facts import rate_facts
@@ -30,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from hybridkern.kernels import _cpu
     from hybridkern.kernels.cpu.selection import VARIABLE, chosen_name, runnable, why_not
     from hybridkern.runtime.footprint import available_memory, total_memory
+    from hybridkern.runtime.machine import cpu_name
     from hybridkern.runtime.threads import cgroup_cores, default_threads
 
     chosen, can = chosen_name(), runnable()
@@ -69,17 +69,6 @@ def _show_kernels(chosen: str) -> None:
     table.add_section()
     table.add_row("float operations", ops, ops, ops, "")
     console().print(table)
-
-
-def cpu_name() -> str:
-    """The processor's name as its maker writes it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _affinity() -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 from .known_flags import add_known
 from .placement_flags import add_placement, placement_arguments
-from .values import integer, logit_bias, number
+from .values import integer, logit_bias, number, one_of, several
 
 KV_TYPES = ("f32", "f16", "q8_0", "q4_0")
 # Flags whose value is free text, which may begin with a dash.
@@ -95,8 +97,14 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-v", "--verbose", action="store_true", help="say more, with tracebacks")
 
 
-def add_context(parser: argparse.ArgumentParser) -> None:
-    """Sizes and threads."""
+def add_context(parser: argparse.ArgumentParser, sweeps: bool = False, but: tuple[str, ...] = ()) -> None:
+    """Sizes and threads. sweeps: lists of values where that has a meaning (see `settings`); but:
+    flags of llama.cpp that do something in this command alone, and that it declares itself."""
+
+    def values(one: Callable[[str], Any], default: Any = None, **named: Any) -> dict[str, Any]:
+        return {"type": several(one) if sweeps else one, "default": [default] if sweeps else default, **named}
+
+    kv = {"type": several(one_of(*KV_TYPES), spans=False)} if sweeps else {"choices": KV_TYPES}
     group = parser.add_argument_group("context and threads")
     group.add_argument(
         "-c",
@@ -105,17 +113,32 @@ def add_context(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens that prompt and answer may take together (default: the model's, at most 8192; 0: the model's)",
     )
-    group.add_argument("-b", "--batch-size", type=integer(1), default=2048, metavar="N", help="largest batch (2048)")
-    group.add_argument(
-        "-ub", "--ubatch-size", type=integer(1), metavar="N", help="computed at once (default: the plan chooses)"
-    )
+    group.add_argument("-b", "--batch-size", **values(integer(1), 2048, metavar="N", help="largest batch (2048)"))
+    computed = "computed at once (default: the plan chooses)"
+    group.add_argument("-ub", "--ubatch-size", **values(integer(1), metavar="N", help=computed))
     threads = integer(-1, 4096, special="; -1 means the default")
-    group.add_argument("-t", "--threads", type=threads, metavar="N", help="threads (default: physical cores allowed)")
-    group.add_argument("-tb", "--threads-batch", type=threads, metavar="N", help="threads for prompts (default: -t)")
-    group.add_argument("-ctk", "--cache-type-k", choices=KV_TYPES, metavar="TYPE", help=f"{', '.join(KV_TYPES)} (f16)")
-    group.add_argument("-ctv", "--cache-type-v", choices=KV_TYPES, metavar="TYPE", help="must equal -ctk")
-    add_placement(parser)
-    add_known(parser)
+    group.add_argument(
+        "-t", "--threads", **values(threads, metavar="N", help="threads (default: physical cores allowed)")
+    )
+    for_prompts = "threads for prompts (default: -t)"
+    group.add_argument("-tb", "--threads-batch", **values(threads, metavar="N", help=for_prompts))
+    group.add_argument("-ctk", "--cache-type-k", metavar="TYPE", help=f"{', '.join(KV_TYPES)} (f16)", **kv)
+    group.add_argument("-ctv", "--cache-type-v", metavar="TYPE", help="must equal -ctk", **kv)
+    add_placement(parser, sweeps)
+    add_known(parser, but)
+
+
+# Flags that take lists where settings are swept.
+SWEPT = (
+    "threads", "threads_batch", "batch_size", "ubatch_size", "cache_type_k", "cache_type_v", "n_gpu_layers",
+    "n_cpu_ffn", "place",
+)  # fmt: skip
+
+
+def settings(args: argparse.Namespace) -> Iterator[argparse.Namespace]:
+    """One set of arguments for every combination of the values of flags that take lists; the last flag varies first."""
+    for chosen in product(*(getattr(args, name) or [None] for name in SWEPT)):
+        yield argparse.Namespace(**vars(args) | dict(zip(SWEPT, chosen, strict=True)))
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:

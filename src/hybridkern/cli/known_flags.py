@@ -142,10 +142,12 @@ TABLE: tuple[Known, ...] = (
 )
 
 
-def add_known(parser: argparse.ArgumentParser) -> None:
-    """Let `parser` accept every flag of the table; they do not show in its help."""
+def add_known(parser: argparse.ArgumentParser, but: tuple[str, ...] = ()) -> None:
+    """Let `parser` accept every flag of the table; they do not show in its help. but: flags that do something there."""
     parser.set_defaults(notes=None)
     for known in TABLE:
+        if not set(but).isdisjoint(known.names):
+            continue
         nargs = "?" if known.optional else None if known.values else 0
         parser.add_argument(*known.names, nargs=nargs, action=_Answer, known=known, help=argparse.SUPPRESS)
 

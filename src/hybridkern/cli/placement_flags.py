@@ -6,26 +6,37 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .values import gpu_name, integer, layers, numbers, on_off
+from .values import gpu_name, integer, layers, numbers, on_off, several
 
 
-def add_placement(parser: argparse.ArgumentParser) -> None:
-    """-ngl and its kin."""
+def add_placement(parser: argparse.ArgumentParser, sweeps: bool = False) -> None:
+    """-ngl and its kin. sweeps: some take lists of values."""
+    of_layers, of_ffn, of_place = layers, integer(0), str
+    if sweeps:
+        of_layers, of_ffn, of_place = several(layers), several(integer(0)), lambda text: text.split(";")
     group = parser.add_argument_group("placement")
     add = group.add_argument
     add(
-        "-ngl", "--n-gpu-layers", "--gpu-layers", type=layers, metavar="N",
+        "-ngl", "--n-gpu-layers", "--gpu-layers", type=of_layers, metavar="N",
         help="auto (default): what fits and gains is on the GPU; all; N: the head and the last N - 1 blocks; 0: none",
     )  # fmt: skip
     add("-dev", "--device", type=gpu_name, metavar="NAME", help="CUDA0, CUDA1, ...; none: the CPU alone")
     add("-mg", "--main-gpu", type=integer(0, 1023), metavar="N", help="which GPU, by number (0)")
     add("--gpu-memory", type=numbers(1), metavar="MIB[,MIB]", help="use no more of a GPU, CUDA's own share included")
-    add("--place", metavar="BLOCKS=DEVICE,...", help="blk.0-19=cuda0,blk.20-31=cpu; also blk.*.ffn, kv.0-9, embd, head")
+    add(
+        "--place",
+        type=of_place,
+        metavar="BLOCKS=DEVICE,...",
+        help="blk.0-19=cuda0,blk.20-31=cpu; also blk.*.ffn, kv.0-9, embd, head",
+    )
     add(
         "-ot", "--override-tensor", action="append", metavar="PATTERN=DEVICE",
         help="tensors whose names the regular expression finds; repeatable, the first that matches wins",
     )  # fmt: skip
-    add("--n-cpu-ffn", type=integer(0), default=0, metavar="N", help="feed-forward networks of N blocks stay in RAM")
+    add(
+        "--n-cpu-ffn", type=of_ffn, default=[0] if sweeps else 0, metavar="N",
+        help="feed-forward networks of N blocks stay in RAM",
+    )  # fmt: skip
     add("-nkvo", "--no-kv-offload", dest="kv_offload", action="store_false", help="the KV cache stays in RAM")
     add("-kvo", "--kv-offload", dest="kv_offload", action="store_true", default=True, help=argparse.SUPPRESS)
     add(

@@ -22,6 +22,7 @@ from .terminal import console, size, write
 if TYPE_CHECKING:
     from hybridkern import Plan
 
+OURS = "hybridkern"  # engine of rows that are no peer's
 _WIDTH = 60  # characters of a bar
 _MARKS = {"weights": "#", "KV cache": "k", "buffers": "b"}
 
@@ -80,6 +81,7 @@ def _measured(path: Path | None) -> dict[str, float]:
         return {}
     try:
         record: Any = json.loads(path.read_text(encoding="utf-8"))
-        return {row["test"]: float(row["tokens_per_s"]) for row in record["results"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        ours = [row for row in record["results"] if row.get("engine", OURS) == OURS]
+        return {row["test"]: float(row["tokens_per_s"]) for row in reversed(ours)}  # of a sweep the first
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(f"--bench {path}: this is no result of `hybridkern bench --json`: {error}") from error

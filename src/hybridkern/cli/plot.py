@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hybridkern.errors import ArgumentError
 
@@ -14,16 +14,29 @@ _MIB = 1 << 20
 _COLOURS = {"cpu": "tab:orange"}
 
 
-def draw(plan: Plan, path: Path, measured: dict[str, float]) -> None:
-    """Writes the picture. measured: tokens a second of tests such as pp512 and tg64, drawn as the mean of a block."""
+def new_figure(width: float, height: float, n: int = 1) -> tuple[Any, list[Any]]:
+    """A figure of so many inches, and n axes in it, one below the other. Raises ArgumentError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ArgumentError(f'--plot needs matplotlib: pip install "hybridkern[plot]" ({error})') from error
-    figure = Figure(figsize=(11, 9), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    memory, token, step = figure.subplots(3, 1)
+    return figure, list(figure.subplots(n, 1, squeeze=False)[:, 0])
+
+
+def save(figure: Any, path: Path) -> None:
+    """Raises ArgumentError where that is not possible."""
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"--plot {path} cannot be written: {error}") from error
+
+
+def draw(plan: Plan, path: Path, measured: dict[str, float]) -> None:
+    """Writes the picture. measured: tokens a second of tests such as pp512 and tg64, drawn as the mean of a block."""
+    figure, (memory, token, step) = new_figure(11, 9, 3)
     memory.set_title(f"{plan.model}: memory")
     widest = max((d.nbytes for d in plan.devices), default=1)
     memory.set_xlim(0, 1.25 * widest / _MIB)
@@ -53,7 +66,4 @@ def draw(plan: Plan, path: Path, measured: dict[str, float]) -> None:
             scale = (1e6 if tests == "tg" else 1e3) * tokens / rate / len(blocks)
             axes.axhline(scale, color="black", linestyle="--", label="measured, mean of the blocks")
             axes.legend()
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise ArgumentError(f"--plot {path} cannot be written: {error}") from error
+    save(figure, path)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable
+from typing import TypeVar
 
 from hybridkern.errors import ArgumentError
 
+T = TypeVar("T")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "0": "\0"}
 
 
@@ -41,6 +44,58 @@ def number(low: float, high: float = float("inf")) -> Callable[[str], float]:
         return value
 
     return parse
+
+
+MOST_VALUES = 256  # of a list: more were a slip, and a sweep over them would last for days
+_SPAN = re.compile(r"(\d{1,9})-(\d{1,9})(?:([+*])(\d{1,9}))?")
+
+
+def several(one: Callable[[str], T], spans: bool = True) -> Callable[[str], list[T]]:
+    """A list of values, separated by commas. spans: whether first-last, first-last+step and first-last*factor stand
+    for numbers, as llama-bench takes them."""
+
+    def parse(text: str) -> list[T]:
+        pieces: list[str] = []
+        for piece in text.split(","):
+            found = _SPAN.fullmatch(piece) if spans else None
+            pieces += [piece] if found is None else _span(piece, *found.groups())
+            if len(pieces) > MOST_VALUES:
+                raise argparse.ArgumentTypeError(f"{text!r} stands for more than {MOST_VALUES} values")
+        return [one(piece) for piece in pieces]
+
+    return parse
+
+
+def _span(text: str, first: str, last: str, operation: str | None, by: str | None) -> list[str]:
+    """The numbers of a span, one more than are allowed at most."""
+    low, high, step = int(first), int(last), int(by or 1)
+    if low > high or (operation == "*" and (step < 2 or low < 1)) or step < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no span such as 128-512, 128-512+128 or 128-2048*2")
+    made = []
+    while low <= high and len(made) <= MOST_VALUES:
+        made.append(str(low))
+        low = low * step if operation == "*" else low + step
+    return made
+
+
+def one_of(*allowed: str) -> Callable[[str], str]:
+    """One of some words."""
+
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(allowed)}")
+        return text
+
+    return parse
+
+
+def pair(text: str) -> tuple[int, int]:
+    """Two numbers of tokens, separated by a comma."""
+    pieces = text.split(",")
+    if len(pieces) != 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not PROMPT,GENERATED, such as 512,128")
+    first, second = (integer(1, 1 << 24)(piece) for piece in pieces)
+    return first, second
 
 
 def layers(text: str) -> int | str:

@@ -21,12 +21,12 @@ class Cost:
     bytes: int
 
 
-def prompt_cost(model: LoadedModel, n: int, n_ubatch: int, kv_type: str) -> Cost:
-    """A prompt of n tokens with logits at the last: weights are read once for every ubatch."""
+def prompt_cost(model: LoadedModel, n: int, n_ubatch: int, kv_type: str, depth: int = 0) -> Cost:
+    """A prompt of n tokens behind `depth` others, with logits at the last: weights are read once for every ubatch."""
     macs, size = _blocks(model)
     head = model.weights.output
     passes = -(-n // n_ubatch)
-    cache = sum(_cache_bytes(model, min(n, (i + 1) * n_ubatch), kv_type) for i in range(passes))
+    cache = sum(_cache_bytes(model, depth + min(n, (i + 1) * n_ubatch), kv_type) for i in range(passes))
     return Cost(n * macs + head.rows * head.cols, passes * size + head.data.nbytes + cache)
 
 

@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.insert(0, str(ROOT / "src" / "hybridkern" / "measure" / "worker"))
 N_CTX = 128
 
 
 def chunked_nll(engine, text: str, n_ctx: int, most: int | None = None) -> np.ndarray:
     """Negative log-likelihoods of the scored tokens."""
-    from adapters import log_softmax_at
+    from scoring import log_softmax_at
 
     ids = engine.tokenize(text, bos=True)
     with_bos = engine.tokenize("a", bos=True)[:-1]
@@ -41,7 +41,7 @@ def chunked_nll(engine, text: str, n_ctx: int, most: int | None = None) -> np.nd
 
 
 def main() -> None:
-    from adapters import LlamaCpp
+    from llama import LlamaCpp
 
     text = (ROOT / "tests" / "golden" / "text.txt").read_text()
     made = {"made by": f"make_perplexity.py, llama-cpp-python {version('llama-cpp-python')}", "n_ctx": N_CTX}
