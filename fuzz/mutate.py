@@ -118,6 +118,18 @@ def _change_value(k: Key, rng: Random) -> None:
         k.value = some_value(k.type, rng)
 
 
+def _change_entry(entries: list[Key] | list[Tensor], at: int, kind: int, names: Sequence[bytes], rng: Random) -> bool:
+    """What keys and tensors have in common: 0 drops one, 1 doubles it, 2 renames it; False for another kind."""
+    if kind == 0:
+        del entries[at]
+    elif kind == 1:
+        entries.append(copy.deepcopy(entries[at]))  # type: ignore[arg-type]
+    elif kind == 2:
+        name = entries[at].name
+        entries[at].name = rng.choice(names) if rng.random() < 0.7 else changed_text(name, rng, STRINGS)
+    return kind < 3
+
+
 def _change_key(file: File, rng: Random) -> None:
     if not file.keys or rng.random() < 0.15:
         type_ = rng.choice((*WIDTH, STRING, ARRAY))
@@ -128,13 +140,9 @@ def _change_key(file: File, rng: Random) -> None:
         at = next((i for i, k in enumerate(file.keys) if k.name in TEXT_KEYS and rng.random() < 0.6), at)
     k = file.keys[at]
     kind = rng.randrange(20)
-    if kind == 0:
-        del file.keys[at]
-    elif kind == 1:
-        file.keys.append(copy.deepcopy(k))
-    elif kind == 2:
-        k.name = rng.choice(KEYS) if rng.random() < 0.7 else changed_text(k.name, rng, STRINGS)
-    elif kind == 3:
+    if _change_entry(file.keys, at, kind, KEYS, rng):
+        return
+    if kind == 3:
         k.type = rng.choice((*WIDTH, STRING, ARRAY))
         k.value = some_value(k.type, rng)
     elif kind == 4:
@@ -152,13 +160,9 @@ def _change_tensor(file: File, rng: Random) -> None:
     at = rng.randrange(len(file.tensors))
     t = file.tensors[at]
     kind = rng.randrange(8)
-    if kind == 0:
-        del file.tensors[at]
-    elif kind == 1:
-        file.tensors.append(copy.deepcopy(t))
-    elif kind == 2:
-        t.name = rng.choice(TENSORS) if rng.random() < 0.7 else changed_text(t.name, rng, STRINGS)
-    elif kind == 3:
+    if _change_entry(file.tensors, at, kind, TENSORS, rng):
+        return
+    if kind == 3:
         t.type = rng.choice((*BLOCKS, 4, 9, 15, 31, 36, 42, 1 << 31))
     elif kind == 4:
         t.offset = rng.choice((rng.choice(file.tensors).offset, t.offset + 32, t.offset - 32, *INTEGERS)) % (1 << 64)

@@ -5,33 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
-
+from commands import command, tiny_path
 from no_gpu import no_gpu
 
-__all__ = ["no_gpu"]
+__all__ = ["command", "no_gpu", "tiny_path"]
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "model"), str(HERE.parent)]
-
-
-@pytest.fixture(scope="session")
-def tiny_path(tmp_path_factory):
-    from tiny import write_tiny
-
-    return str(write_tiny(tmp_path_factory.mktemp("models") / "tiny.gguf", "llama").path)
-
-
-@pytest.fixture
-def command(capsys):
-    """Runs `hybridkern WORDS`; gives (exit status, standard output, standard error)."""
-    from hybridkern.cli.main import main
-
-    def run(*words: object) -> tuple[int, str, str]:
-        try:
-            status = main([str(word) for word in words])
-        except SystemExit as end:
-            status = int(end.code or 0)
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return run

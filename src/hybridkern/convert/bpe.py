@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer
 
 from hybridkern.errors import TokenizerError
+from hybridkern.text.bpe import cutter
 from hybridkern.text.fields import TokenType
-from hybridkern.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from hybridkern.text.pretokenizers import PRE_TOKENIZERS
 
 from .vocabulary import Tokens
 
@@ -94,16 +95,12 @@ def _name(path: Path, tokenizer: Tokenizer, ignore_merges: bool) -> str:
     wanted = [tokenizer.pre_tokenizer.pre_tokenize_str(text) for text in _PROBES]
     for name in (*_PREFERRED, *PRE_TOKENIZERS):
         entry = PRE_TOKENIZERS[name]
-        if entry.ignore_merges == ignore_merges and wanted == [_cut(entry, text) for text in _PROBES]:
+        if entry.ignore_merges != ignore_merges:
+            continue
+        known = cutter(entry)
+        if wanted == [known.pre_tokenize_str(text) for text in _PROBES]:
             return name
     raise TokenizerError(
         f"{path}: its pre-tokenizer (ignore_merges: {ignore_merges}) cuts texts unlike any that is known: "
         "a GGUF file has no name for it"
     )
-
-
-def _cut(entry: PreTokenizer, text: str) -> list[tuple[str, tuple[int, int]]]:
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in entry.patterns]
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made: list[tuple[str, tuple[int, int]]] = pre_tokenizers.Sequence([*splits, byte_level]).pre_tokenize_str(text)
-    return made

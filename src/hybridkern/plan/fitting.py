@@ -59,6 +59,7 @@ class Streams:
 
 
 Candidate = tuple[Sequence["Unit"], int, Streams]  # what lies on GPUs, tokens of a step, what is streamed
+Way = tuple[Sequence["Unit"], Streams]  # in which order GPUs are filled, what is streamed
 Unit = tuple[str, int | None]  # ("block" | "attention" | "ffn" | "head" | "embedding" | name of a tensor, block)
 
 
@@ -71,8 +72,8 @@ class Fitter:
 
     def best(self) -> Assignment:
         """Raises OutOfMemoryError where nothing fits what was fixed."""
-        found = [(self.score(self._assignment(*c)), i, c) for i, c in enumerate(self._variants())]
-        for _, _, (units, n_ubatch, streams) in sorted(found, key=lambda f: f[:2]):
+        found = sorted(self._variants(), key=lambda f: f[0])
+        for _, (units, n_ubatch, streams) in found:
             taken = list(units)
             while True:  # what was quickly had of its buffers is as good as always enough
                 a = self._assignment(taken, n_ubatch, streams)
@@ -110,22 +111,22 @@ class Fitter:
             out[g.name] = max(0, need - g.usable)
         return out
 
-    def _variants(self) -> Iterator[Candidate]:
-        """With the fewest tokens of a step all ways, then the best of them with more."""
+    def _variants(self) -> Iterator[tuple[float, Candidate]]:
+        """With the fewest tokens of a step all ways, then the best of them with more; each with its score."""
         ways = list(self._ways())
         for k, n_ubatch in enumerate(self.options.ubatches):
-            made = []
+            made: list[tuple[float, Way]] = []
             for way in ways:
                 units, streams = self._largest(way[0], n_ubatch, way[1]), way[1]
                 a = None if units is None else self._assignment(units, n_ubatch, streams)
                 if units is None or a is None or (streams.most and not a.streamed):
                     continue
-                made.append((self.score(a), len(made), way))
-                yield units, n_ubatch, streams
+                made.append((self.score(a), way))
+                yield made[-1][0], (units, n_ubatch, streams)
             if k == 0 and made:
-                ways = [way for _, _, way in sorted(made, key=lambda m: m[:2])[:TRIED_WIDER]]
+                ways = [way for _, way in sorted(made, key=lambda m: m[0])[:TRIED_WIDER]]
 
-    def _ways(self) -> Iterator[tuple[Sequence[Unit], Streams]]:
+    def _ways(self) -> Iterator[Way]:
         """In which order GPUs are filled, and what is streamed."""
         gpus, fills, n = bool(self.options.gpus), self.options.fills, len(self.inventory.blocks)
         for order in (self._by_block(), self._attention_first()) if gpus and fills else ([],):

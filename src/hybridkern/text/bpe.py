@@ -46,9 +46,7 @@ class BpeModel:
                 stacklevel=3,
             )
         self._tokenizer = Tokenizer(models.BPE(vocab=known, merges=merges, ignore_merges=pre.ignore_merges))
-        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+        self._tokenizer.pre_tokenizer = cutter(pre)
         self._missing = {b for b in range(256) if CHAR_OF_BYTE[b] not in token_to_id} - _NOT_IN_UTF8
 
     def encode(self, text: str) -> list[int]:
@@ -70,6 +68,12 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def cutter(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    """A pre-tokenizer in the form of the library."""
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
+    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def pre_tokenizer(name: str | None) -> PreTokenizer:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,7 +36,7 @@ class Engine(Protocol):
 class LlamaCpp:
     """llama.cpp through llama-cpp-python's low-level interface."""
 
-    name = "llama.cpp"
+    name, package = "llama.cpp", "llama-cpp-python"
 
     def __init__(
         self,
@@ -66,15 +66,20 @@ class LlamaCpp:
         self.api, self.version = api, api.__version__
         self._silence = api.llama_log_callback(lambda level, text, data: None)  # must outlive the library's use of it
         api.llama_log_set(self._silence, ctypes.c_void_p(0))
-        api.llama_backend_init()
-        if n_gpu_layers and not api.llama_supports_gpu_offload():
-            raise RuntimeError("this llama-cpp-python was built without a GPU's backend")
-        params = api.llama_model_default_params()
-        params.n_gpu_layers = n_gpu_layers
+        params = self._params(n_gpu_layers, api.llama_supports_gpu_offload)
         params.use_extra_bufts = repack
         self.model = self._open(path, params)
         self.vocab = api.llama_model_get_vocab(self.model)
         self.n_vocab = api.llama_vocab_n_tokens(self.vocab)
+
+    def _params(self, n_gpu_layers: int, offloads: Callable[[], bool]) -> Any:
+        """Parameters of a model, once the library is ready. offloads: whether it has a GPU's backend."""
+        self.api.llama_backend_init()
+        if n_gpu_layers and not offloads():
+            raise RuntimeError(f"this {self.package} was built without a GPU's backend")
+        params = self.api.llama_model_default_params()
+        params.n_gpu_layers = n_gpu_layers
+        return params
 
     def _open(self, path: str, params: Any) -> Any:
         model = self.api.llama_model_load_from_file(path.encode(), params)
@@ -175,7 +180,7 @@ class LlamaCpp:
 class IkLlamaCpp(LlamaCpp):
     """ik_llama.cpp through ik-llama-cpp-python: the older form of the same interface."""
 
-    name = "ik_llama.cpp"
+    name, package = "ik_llama.cpp", "ik-llama-cpp-python"
 
     def _load(self, path: str, repack: bool, n_gpu_layers: int) -> None:
         import ik_llama_cpp
@@ -187,11 +192,7 @@ class IkLlamaCpp(LlamaCpp):
         library.llama_kv_cache_seq_rm.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
         library.llama_kv_cache_seq_rm.restype = ctypes.c_bool
         library.llama_supports_gpu_offload.restype = ctypes.c_bool
-        api.llama_backend_init()
-        if n_gpu_layers and not library.llama_supports_gpu_offload():
-            raise RuntimeError("this ik-llama-cpp-python was built without a GPU's backend")
-        params = api.llama_model_default_params()
-        params.n_gpu_layers = n_gpu_layers
+        params = self._params(n_gpu_layers, library.llama_supports_gpu_offload)
         params.repack_tensors = repack
         params.use_mmap = not repack
         self.model = self._open(path, params)
