@@ -35,6 +35,17 @@ HK_FN void load_eights(const float *from, int eights, int first, int end, bool f
                 x[k][4 * h + j] = v.v[j];
         }
 }
+/* Multiplies x by the norm's weights, if it has any, and adds the squares of what x was to `sum`. */
+template <int E> HK_FN float weigh_eights(float (&x)[E][8], const float (&w)[E][8], bool weights, float sum) {
+#pragma unroll
+    for (int k = 0; k < E; k++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            sum += x[k][j] * x[k][j];
+            x[k][j] *= weights ? w[k][j] : 1.0f;
+        }
+    return sum;
+}
 template <class F, class G, class SUMS>
 HK_FN void write_metas(const only_column &to, int eight, float scale, const SUMS &sums) {
     if ((threadIdx.x & 3) == 0)
@@ -86,13 +97,7 @@ HK_FN void prepare_input(const hk_matvec_args &a, const only_column &to, float *
         if (NORMALISE) {
             if (base > first)
                 load_eights<E>(a.norm, weights, base, end, false, w);
-#pragma unroll
-            for (int k = 0; k < E; k++)
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    sum += x[k][j] * x[k][j];
-                    x[k][j] *= a.norm ? w[k][j] : 1.0f;
-                }
+            sum = weigh_eights<E>(x, w, a.norm, sum);
         }
         quantise_eights<F, G, E, PARTS>(x, base, end, to);
     }

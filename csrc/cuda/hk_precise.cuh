@@ -92,10 +92,7 @@ HK_FN void multiply_two(const u8 *w, int records, const s8 *x, const u8 *meta, i
             c[i][k] = (s32)start.v[k & 1];
     }
     lane_scales<F> scales;
-    int record = step_of<F>::RECORDS == 1 ? 0
-                 : t < records            ? t
-                                          : records - 1; /* what is not there is multiplied by 0 */
-    scales_of(w + record * F::BYTES + F::SCALES_AT, lane, scales);
+    scales_of_step<F>(w, records, lane, scales);
     if constexpr (F::SUB == 16) {
         in_order_of_sets(scales.s, lane);
         if (F::HAS_MIN)

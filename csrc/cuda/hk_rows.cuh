@@ -62,10 +62,9 @@ HK_FN u32 four_codes(const float *v, float inverse, bool bad) {
     return permute(permute(c[0], c[1], 0x0040u), permute(c[2], c[3], 0x0040u), 0x5410u);
 }
 
-/* Eight values v of a unit of 32 that 4 neighbouring lanes hold together: scale = max|v| / 127, rounded to even; a unit
- * with a NaN or an infinity gets the scale NaN, so that the fault stays visible. Every lane gets the unit's scale and
- * the sums of its halves. */
-HK_FN u32x2 quantise_eight(const float (&v)[8], float &scale, s32 (&sums)[2]) {
+/* max|v| of a unit of 32 of which 4 neighbouring lanes hold eight values each; infinity if there is a NaN among them.
+ */
+HK_FN float unit_peak(const float (&v)[8]) {
     float peak = 0, total = 0;
 #pragma unroll
     for (int j = 0; j < 8; j++) {
@@ -75,7 +74,13 @@ HK_FN u32x2 quantise_eight(const float (&v)[8], float &scale, s32 (&sums)[2]) {
     if (!(total <= HK_MAX_FLOAT))
         peak = HK_INFINITY;
     peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
-    peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
+    return fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
+}
+/* Eight values v of a unit of 32 that 4 neighbouring lanes hold together: scale = max|v| / 127, rounded to even; a unit
+ * with a NaN or an infinity gets the scale NaN, so that the fault stays visible. Every lane gets the unit's scale and
+ * the sums of its halves. */
+HK_FN u32x2 quantise_eight(const float (&v)[8], float &scale, s32 (&sums)[2]) {
+    float peak = unit_peak(v);
     bool bad = peak == HK_INFINITY;
     float inverse = peak > 0 && !bad ? 127.0f / peak : 0;
     u32x2 w = {{four_codes(v, inverse, bad), four_codes(v + 4, inverse, bad)}};
@@ -92,16 +97,7 @@ HK_FN u32x2 quantise_eight(const float (&v)[8], float &scale, s32 (&sums)[2]) {
 /* The same in two parts: v = scale * (128 * high + low), to half of scale = max|v| / 16256. words: high and low codes.
  * sums: of both parts' halves. */
 HK_FN void quantise_eight(const float (&v)[8], u32x4 &words, float &scale, s32 (&sums)[2][2]) {
-    float peak = 0, total = 0;
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        peak = fmaxf(peak, fabsf(v[j]));
-        total += fabsf(v[j]);
-    }
-    if (!(total <= HK_MAX_FLOAT))
-        peak = HK_INFINITY;
-    peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
-    peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
+    float peak = unit_peak(v);
     bool bad = peak == HK_INFINITY;
     float inverse = peak > 1e-34f && !bad ? 16256.0f / peak : 0;
     u32 c[8];

@@ -67,6 +67,12 @@ HK_FN void mma_unit(s32 (&d)[4], const lane_codes<F> &w, int u, u32 b0, u32 b1, 
     }
 }
 
+/* Of the record of a step that a lane needs scales of; what is not there is multiplied by 0. */
+template <class F> HK_FN void scales_of_step(const u8 *w, int records, int lane, lane_scales<F> &scales) {
+    int t = lane & 3, record = step_of<F>::RECORDS == 1 ? 0 : t < records ? t : records - 1;
+    scales_of(w + record * F::BYTES + F::SCALES_AT, lane, scales);
+}
+
 /* w: the step in shared memory; records of it that exist; x: codes of the step's 256 columns, zero beyond the row; meta
  * of its units. Adds to the sums of rows g and g + 8; those of a quad's four lanes belong together. */
 template <class F>
@@ -95,10 +101,7 @@ HK_FN void multiply_one(const u8 *w, int records, const s8 *x, const u8 *meta, i
         }
     }
     lane_scales<F> scales;
-    int record = step_of<F>::RECORDS == 1 ? 0
-                 : t < records            ? t
-                                          : records - 1; /* what is not there is multiplied by 0 */
-    scales_of(w + record * F::BYTES + F::SCALES_AT, lane, scales);
+    scales_of_step<F>(w, records, lane, scales);
 #pragma unroll
     for (int i = 0; i < TILES; i++)
 #pragma unroll

@@ -10,7 +10,7 @@
 #define HK_STREAM_CUH
 
 #include "hk_args.h"
-#include "hk_device.cuh"
+#include "hk_pieces.cuh"
 
 #define HK_TAPE    8         /* instructions in shared memory */
 #define HK_AHEAD   16        /* of a warp on their way, at most */
@@ -100,16 +100,7 @@ template <int N_WARPS> struct weight_stream {
         head = tail = 0, put = got = 0;
         bytes = 0, reserved = -1, first = ready = 0;
         *feed = {-1, 0, 0, 0};
-#if __CUDA_ARCH__ >= 800
-        if (lane < HK_AHEAD)
-            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barriers + lane)),
-                         "r"(__CUDA_ARCH__ >= 900 ? 1 : 32)
-                         : "memory");
-#if __CUDA_ARCH__ >= 900
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-        __syncwarp();
-#endif
+        start_barriers(barriers, HK_AHEAD, lane);
     }
     /* Whether a piece has room, and where. */
     __device__ __forceinline__ bool place(u32 n, u32 &to) {
@@ -130,24 +121,7 @@ template <int N_WARPS> struct weight_stream {
     }
     __device__ __forceinline__ void ask(u32 to, u32 n) {
         int slot = put % HK_AHEAD;
-#if __CUDA_ARCH__ >= 900
-        if (lane == 0) {
-            u32 b = shared_address(barriers + slot);
-            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(b), "r"(n) : "memory");
-            asm volatile(
-                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                    shared_address(data + to)),
-                "l"(from), "r"(n), "r"(b)
-                : "memory");
-        }
-#else
-        for (u32 i = 16 * lane; i < n; i += 512)
-            copy16_async(data + to + i, from + i, true);
-#if __CUDA_ARCH__ >= 800
-        asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barriers + slot))
-                     : "memory");
-#endif
-#endif
+        ask_piece(data + to, from, n, barriers + slot, lane);
         offsets[slot] = to;
         if (put == got)
             tail = to;
@@ -241,16 +215,6 @@ template <int N_WARPS> struct weight_stream {
     __device__ __forceinline__ void give_back(int i) {
         if (reserved == i)
             reserved = -1;
-    }
-    __device__ __forceinline__ bool is_there(u32 barrier, u32 parity) {
-        u32 done = 1;
-#if __CUDA_ARCH__ >= 800
-        asm volatile("{ .reg .pred p; mbarrier." HK_TEST_WAIT ".parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-#endif
-        return done;
     }
     /* The oldest piece, once it is there. */
     __device__ __forceinline__ const u8 *take() {

@@ -38,13 +38,7 @@ template <int E, bool NORMALISE> HK_FN void prepare(token_block &b, const hk_ins
         if (NORMALISE) {
             if (base)
                 load_eights<E>(a.norm, weights, base, end, false, w);
-#pragma unroll
-            for (int k = 0; k < E; k++)
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    sum += x[k][j] * x[k][j];
-                    x[k][j] *= a.norm ? w[k][j] : 1.0f;
-                }
+            sum = weigh_eights<E>(x, w, a.norm, sum);
         }
         quantise_for<E>(i.format[0].id, x, base, end, to);
         if (a.other_tiles || a.other_more_tiles)
