@@ -2,7 +2,9 @@
 what its plan said; with --budget, fitting against every number of layers that fits.
 
     python bench/plan_accuracy.py model.gguf [--placements '[{"n_gpu_layers": 20}, {}]'] [--json out.json]
-    python bench/plan_accuracy.py model.gguf --budget 3000 --layers 12,13,14,15,16
+    python bench/plan_accuracy.py model.gguf --budget 3000 --layers 12,13,14,15,16 --rounds 3
+
+With --rounds the placements take turns, and a figure is the median of its rounds.
 """
 
 from __future__ import annotations
@@ -92,6 +94,29 @@ def show(row: dict[str, Any]) -> None:
     print(f"{text:<40} {pair('prefill')} {pair('decode')}   {row['planned_bytes'] >> 20:>6} MiB", flush=True)
 
 
+def taken_in_turn(args: argparse.Namespace, wanted: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Rounds of every placement; none of what cannot be loaded, which is said."""
+    rounds: list[list[dict[str, Any]]] = [[] for _ in wanted]
+    for k in range(args.rounds):
+        for options, made in zip(wanted, rounds, strict=True):
+            if k and not made:
+                continue
+            try:
+                made.append(run(args.model, options, args.c, args.n))
+            except hk.HybridKernError as error:
+                print(f"{options}: {error}", flush=True)
+    return rounds
+
+
+def median_row(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Pairs of figures as medians, each round's beside them; everything else as in the last round."""
+    out = dict(rounds[-1])
+    for name in ("load", "prefill", "decode"):
+        out[name] = [statistics.median(r[name][i] for r in rounds) for i in (0, 1)]
+        out[f"{name}_rounds"] = [r[name] for r in rounds]
+    return out
+
+
 def main() -> None:
     """All placements, or those of a budget."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -101,6 +126,7 @@ def main() -> None:
     parser.add_argument("--budget", type=int, help="MiB: fitting against fixed numbers of layers")
     parser.add_argument("--layers", default="", help="which numbers of layers, separated by commas (all)")
     parser.add_argument("--placements", help="a list of arguments of `load` as JSON; fractions are of all layers")
+    parser.add_argument("--rounds", type=int, default=1, help="times that every placement is measured, in turn (1)")
     parser.add_argument("--json", type=Path, help="keep the figures in this file")
     args = parser.parse_args()
     first = hk.plan(args.model, n_ctx=args.c, n_gpu_layers=0)
@@ -114,13 +140,10 @@ def main() -> None:
         wanted = [placement(p, n_layer, size) for p in chosen]
     print(f"{'placement':<40} {'prefill: plan':>10} {'found':>7} {'':>8} {'decode: plan':>10} {'found':>7}")
     rows = []
-    for options in wanted:
-        try:
-            rows.append(run(args.model, options, args.c, args.n))
-        except hk.HybridKernError as error:
-            print(f"{options}: {error}", flush=True)
-            continue
-        show(rows[-1])
+    for rounds in taken_in_turn(args, wanted):
+        if rounds:
+            rows.append(median_row(rounds))
+            show(rows[-1])
     for name in ("prefill", "decode"):
         off = [abs(r[name][0] / r[name][1] - 1) for r in rows]
         if off:
