@@ -35,7 +35,7 @@ class DevicePlan:
 @dataclass(frozen=True)
 class Row:
     """A block, or what is not one. weights: device -> bytes in its layout there; decode, prefill: predicted seconds of
-    a token and of a step of n_ubatch tokens, crossings included."""
+    a token and of a step of n_ubatch tokens, crossings included; kept: streamed, and on the GPU between prompts."""
 
     name: str
     device: str
@@ -46,6 +46,7 @@ class Row:
     decode: float
     prefill: float
     streamed: bool = False
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class Plan:
             lines.append(
                 f"steps of {a.stream_from} tokens and more are computed on {where} throughout: the weights of "
                 f"{len(a.streamed)} blocks are streamed there, {ring} at a time"
+                + (f"; the last {len(a.kept)} of them stay for the answer" if a.kept else "")
             )
         return [*lines, *self.notes]
 

@@ -101,20 +101,15 @@ class Engine:
         )  # fmt: skip
         try:
             self._cache = KVCache(AllPages(list(self.parts.values())), n_ctx=self.n_ctx, n_seq=n_seq, n_pages=n_pages)
-            model = division, recorder.ops, logits, assignment
-            self._programs = programs_of(*model, self.parts, sizes, self._cache.table.ctypes.data)
-            self._made = self._programs[0][1]
+            model = division, recorder.ops, logits, assignment, self.parts, sizes
+            self._programs = programs_of(*model, self._cache.table.ctypes.data)
+            programs, self._made = [(n, made.program) for n, made in self._programs], self._programs[0][1]
+            ring, ahead = [self._made.slot() for _ in range(RING)], self._made.ahead()
             self._stepper = Stepper(
-                [(fewest, made.program) for fewest, made in self._programs],
-                self._cache,
-                [self._made.slot() for _ in range(RING)],
-                self._made.ahead(),
-                n_vocab=self.n_vocab,
-                n_ubatch=self.n_ubatch,
-                max_outputs=self.max_outputs,
-                threads=self.threads,
-                threads_batch=self.threads_batch,
-            )
+                programs, self._cache, ring, ahead, n_vocab=self.n_vocab, n_ubatch=self.n_ubatch,
+                max_outputs=self.max_outputs, threads=self.threads, threads_batch=self.threads_batch,
+                refills=[part.refill for part in self.parts.values()],
+            )  # fmt: skip
         except BaseException:
             for part in self.parts.values():
                 part.close()

@@ -96,7 +96,7 @@ class Planner:
         """By known rates; where they decide something and nobody has measured them, they are measured first."""
         numbers = [int(g.name[4:]) for g in gpus if not g.pretended]
         made = self._made(gpus, known_rates(numbers, self._threads))
-        decided = CPU in made.assignment.devices and gpus and self._options.rules.fills
+        decided = bool(gpus) and CPU in made.assignment.devices  # what lies where, or what is streamed
         if self._pretends or not decided or are_known(numbers, self._threads):
             return made
         _say("measuring the rates of this machine, once, for two seconds (`hybridkern doctor` shows them)")
