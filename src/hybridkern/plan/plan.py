@@ -105,10 +105,11 @@ class Plan:
         if a.streamed:
             where = ", ".join(sorted(set(a.streamed.values())))
             ring = f"{a.stream_depth} blocks" if a.stream_depth > 1 else "one block"
+            stay = "the last of them stays" if len(a.kept) == 1 else f"the last {len(a.kept)} of them stay"
             lines.append(
                 f"steps of {a.stream_from} tokens and more are computed on {where} throughout: the weights of "
                 f"{len(a.streamed)} blocks are streamed there, {ring} at a time"
-                + (f"; the last {len(a.kept)} of them stay for the answer" if a.kept else "")
+                + (f"; {stay} for the answer" if a.kept else "")
             )
         return [*lines, *self.notes]
 
