@@ -55,7 +55,7 @@ class Plan:
     load: seconds, the file being in the system's cache; prefill, decode: tokens a second, of a prompt of `prompt`
     tokens and of an answer to it; decode_full: the same where the context is full; crossings: from one device to
     another, of a token; copied: seconds of a step that weights are on their way; rates: where these figures come from;
-    notes: what the user should know."""
+    notes: what the user should know; tuned: what it has, or has not, from `hybridkern tune`."""
 
     model: str
     fingerprint: str
@@ -75,6 +75,7 @@ class Plan:
     copied: float
     rates: str
     notes: tuple[str, ...] = ()
+    tuned: str = ""
 
     def table(self) -> list[Row]:
         """A row for the embedding, every block and the head."""
@@ -108,7 +109,7 @@ class Plan:
                 f"steps of {a.stream_from} tokens and more are computed on {where} throughout: the weights of "
                 f"{len(a.streamed)} blocks are streamed there, {ring} at a time"
             )
-        return [*lines, *self.notes]
+        return [*lines, *([self.tuned] if self.tuned else []), *self.notes]
 
     # to keep and to replay
 
