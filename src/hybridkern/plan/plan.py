@@ -56,7 +56,7 @@ class Plan:
     load: seconds, the file being in the system's cache; prefill, decode: tokens a second, of a prompt of `prompt`
     tokens and of an answer to it; decode_full: the same where the context is full; crossings: from one device to
     another, of a token; copied: seconds of a step that weights are on their way; rates: where these figures come from;
-    notes: what the user should know."""
+    notes: what the user should know; tuned: what it has, or has not, from `hybridkern tune`."""
 
     model: str
     fingerprint: str
@@ -76,6 +76,7 @@ class Plan:
     copied: float
     rates: str
     notes: tuple[str, ...] = ()
+    tuned: str = ""
 
     def table(self) -> list[Row]:
         """A row for the embedding, every block and the head."""
@@ -111,7 +112,7 @@ class Plan:
                 f"{len(a.streamed)} blocks are streamed there, {ring} at a time"
                 + (f"; {stay} for the answer" if a.kept else "")
             )
-        return [*lines, *self.notes]
+        return [*lines, *([self.tuned] if self.tuned else []), *self.notes]
 
     # to keep and to replay
 

@@ -42,11 +42,10 @@ class Engine:
     n_ctx: most tokens of a sequence. n_batch: most tokens of one call's step, n_ubatch: of one replay (default 512, on
     a GPU 2048; at most n_batch). kv_type: f16, q8_0, q4_0, f32. threads: for single tokens, threads_batch: for more
     (default: as threads). n_seq: sequences at a time; n_kv_pages: pages of 128 tokens that they share (default: four
-    full contexts, on a GPU one and some pages). file: kept open as long as the engine, for weights that stay mapped.
-    device: the number of the GPU that everything lies on, None for the CPU; assignment: where each thing lies instead,
-    and how many tokens a step has at most; factories: what makes the parts of devices, by their names. cpu: name of the
-    CPU's kernel set. progress(done, total): bytes of weights packed or uploaded. repack: False multiplies the file's
-    rows on the CPU as they lie. Calls from several threads queue.
+    full contexts, on a GPU one and some pages). file: kept open, for weights that stay mapped. device: the number of
+    the GPU that everything lies on, None for the CPU; assignment: where each thing lies instead, and the tokens of a
+    step; factories: what makes the parts of devices, by name. cpu: name of the CPU's kernel set. progress(done,
+    total): bytes packed or uploaded. repack: False multiplies the file's rows on the CPU as they lie. Calls queue.
     """
 
     def __init__(
@@ -210,9 +209,7 @@ class Engine:
 
     def greedy(self, sequence: int, tokens: int | Sequence[int], *, variant: int = 0) -> tuple[int, float]:
         """Append a token or several; the likeliest next one (the lowest id among equals) and its log-probability.
-
-        Raises SamplingError where the logits hold NaN or are all -inf; the tokens then stay appended.
-        """
+        Raises SamplingError where the logits hold NaN or are all -inf; the tokens then stay appended."""
         if isinstance(tokens, int) or len(tokens) == 1:
             token = tokens if isinstance(tokens, int) else int(tokens[0])
             if not 0 <= token < self.n_vocab:
@@ -238,6 +235,11 @@ class Engine:
         page is full or it stands at position `before`."""
         with self._turn as lock:
             self._stepper.arm(decoding, lock, sequence, variant, before)
+
+    def use_threads(self, threads: int, threads_batch: int) -> None:
+        """From the next step on, for single tokens and for more; `describe` tells those that it began with."""
+        with self._turn:
+            self.threads, self.threads_batch = self._stepper.use_threads(threads, threads_batch)
 
     def cancel(self) -> None:
         """End the call that is running, from another thread: it raises `Cancelled`."""

@@ -68,7 +68,7 @@ class Stepper:
         self.programs, self.cache = list(programs), cache
         self._refills, self._is_torn = refills, True
         self.n_vocab, self.n_ubatch, self.max_outputs = n_vocab, n_ubatch, max_outputs
-        self.threads, self.threads_batch = threads, threads_batch
+        self.use_threads(threads, threads_batch)
         self._ring, self._ahead = ring, ahead
         self._next = 0
 
@@ -76,6 +76,11 @@ class Stepper:
         slot = self._ring[self._next]
         self._next = (self._next + 1) % len(self._ring)
         return slot
+
+    def use_threads(self, threads: int, threads_batch: int) -> tuple[int, int]:
+        """From the next step on; what was given."""
+        self.threads, self.threads_batch = threads, threads_batch
+        return threads, threads_batch
 
     def cancel(self) -> None:
         """End the step that is running."""
