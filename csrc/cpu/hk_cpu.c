@@ -62,6 +62,9 @@ uint32_t hk_cpu_features(void) {
     /* AMX-TILE and AMX-INT8 */
     if ((f & HK_HAS_AVX512VNNI) && (states & TILE) == TILE && (d & (3u << 24)) == 3u << 24)
         f |= tiles_granted() ? HK_HAS_AMX : HK_AMX_DENIED;
+    /* AMX-BF16 and AVX512_BF16 */
+    if ((f & HK_HAS_AMX) && (d & (1u << 22)) && (a1 & (1u << 5)))
+        f |= HK_HAS_AMXBF16;
     return f;
 }
 #else
@@ -75,9 +78,10 @@ typedef struct set_info {
     const char *name;
     uint32_t requires, below;
     fill_fn quant, floats;
+    int rounds; /* whether its results may differ from those of the other sets */
 } set_info;
 
-enum { SCALAR, AVX2, AVXVNNI, AVX512, AVX512VNNI, AMX, N_SETS };
+enum { SCALAR, AVX2, AVXVNNI, AVX512, AVX512VNNI, AMX, AMXBF16, N_SETS };
 
 #define FILLS(isa) hk_fill_quant_##isa, hk_fill_float_##isa
 
@@ -110,12 +114,21 @@ static const set_info sets[N_SETS] = {
              FILLS(amx)
 #endif
     },
+    [AMXBF16] = {"amxbf16", HK_HAS_AVX2 | HK_HAS_AVX512 | HK_HAS_AVX512VNNI | HK_HAS_AMX | HK_HAS_AMXBF16,
+                 1 << SCALAR | 1 << AVX2 | 1 << AVX512 | 1 << AVX512VNNI | 1 << AMX,
+#ifdef HK_BUILT_AMXBF16
+                 FILLS(amxbf16),
+#else
+                 NULL, NULL,
+#endif
+                 1},
 };
 
 int hk_cpu_n_sets(void) { return N_SETS; }
 const char *hk_cpu_set_name(int i) { return sets[i].name; }
 uint32_t hk_cpu_set_requires(int i) { return sets[i].requires; }
 int hk_cpu_set_built(int i) { return sets[i].quant != NULL; }
+int hk_cpu_set_rounds(int i) { return sets[i].rounds; }
 
 int hk_cpu_fill(int i, hk_cpu_set *set) {
     if (i < 0 || i >= N_SETS || !sets[i].quant || (sets[i].requires & ~hk_cpu_features()))

@@ -21,7 +21,8 @@ enum {
     HK_HAS_AVX512 = 1 << 2,     /* F, BW, DQ, VL, zmm state enabled */
     HK_HAS_AVX512VNNI = 1 << 3, /* and VNNI */
     HK_HAS_AMX = 1 << 4,        /* AMX tile and int8, tile state enabled and granted */
-    HK_AMX_DENIED = 1 << 5      /* the processor has them, the operating system refused this process */
+    HK_AMX_DENIED = 1 << 5,     /* the processor has them, the operating system refused this process */
+    HK_HAS_AMXBF16 = 1 << 6     /* AMX bf16 beside, and AVX-512 BF16 */
 };
 
 /* n columns of activations, quantised or float. Strides count elements of the array that they belong to. Rows of codes
@@ -32,12 +33,14 @@ typedef struct hk_act {
     const int16_t *sums; /* [n][K / 16] sums of 16 codes */
     const float *x;      /* [n][K] for the float formats */
     int64_t codes_stride, scales_stride, sums_stride, x_stride;
+    const uint16_t *tiles; /* the floats behind the codes in bf16, as hk_to_tiles_fn has them, or NULL */
+    int64_t tiles_stride;  /* from 16 columns to the next 16 */
 } hk_act;
 
 /* out[r] = row r . column 0, for the 16 * n_panels rows of the panels; out is padded to that many. */
 typedef void (*hk_gemv_fn)(const uint8_t *panels, int64_t n_panels, int64_t K, const hk_act *a, float *out);
 /* out[c * out_stride + r] = row r . column c. scratch: HK_GEMM_SCRATCH bytes, 64-byte aligned, private to the thread.
- * Bit-identical to gemv for every column. */
+ * Bit-identical to gemv for every column, unless it multiplies tiles. */
 typedef void (*hk_gemm_fn)(const uint8_t *panels, int64_t n_panels, int64_t K, const hk_act *a, int64_t n_cols,
                            float *out, int64_t out_stride, void *scratch);
 /* gemv of n_rows raw GGUF rows, row_bytes apart, for one or two columns, with the bits that packing them would give;
@@ -69,6 +72,15 @@ typedef void (*hk_quantize_fn)(const float *x, int64_t K, int8_t *codes, float *
 typedef void (*hk_quantize_pair_fn)(const float *x, int64_t K, int8_t *codes, float *scales, int16_t *sums,
                                     int64_t codes_stride, int64_t scales_stride, int64_t sums_stride);
 
+/* K floats rounded to bf16 (to the nearest, ties to even) as one column of a sequence of tiles of 16 columns times 32
+ * values: value k goes to out[HK_COLUMN_TILE * (k / 32) + k % 32]. The tiles of 16 columns lie side by side. */
+typedef void (*hk_to_tiles_fn)(const float *x, int64_t K, uint16_t *out);
+#define HK_COLUMN_TILE 512
+/* Elements from 16 columns to the next 16: an odd number of 32 KB. The second cache has 2048 sets, which 128 KB fill
+ * once: 512 columns of 4096 values would meet in an eighth of them when a kernel takes 1024 values of each at a time.
+ */
+static inline int64_t hk_tiles_stride(int64_t K) { return ((16 * K + 16383) / 16384 | 1) * 16384; }
+
 enum { HK_ACT_SILU, HK_ACT_GELU_TANH };
 enum { HK_ROPE_NORM, HK_ROPE_NEOX };
 enum { HK_KV_F16, HK_KV_Q8_0, HK_KV_Q4_0, HK_KV_F32, HK_N_KV };
@@ -96,6 +108,7 @@ typedef struct hk_float_ops {
     int64_t (*topk)(const float *x, int64_t n, int64_t k, int32_t *ids, float *vals, int *bad);
     hk_quantize_fn quantize[HK_N_ACT_KINDS]; /* by hk_act_kind; only Q8_32 is not NULL */
     hk_quantize_pair_fn quantize_pair;
+    hk_to_tiles_fn to_tiles; /* NULL where no product of the set reads tiles */
 
     /* KV pages. A page of one KV head has a K plane and a V plane. K is stored transposed, so that tokens are lanes
      * when scores are computed; V by token, so that head dimensions are lanes when they are summed: f16/f32: K
@@ -132,16 +145,22 @@ typedef struct hk_cpu_set {
     hk_type_kernels type[HK_N_TYPES];
     hk_float_ops op;
     const char *op_isa; /* the highest set that filled op */
+    /* Panels and columns that a call with many columns should get, at most; 0: as the runtime likes. */
+    int32_t batch_panels, batch_columns;
 } hk_cpu_set;
 
 /* What this CPU has. The first call asks Linux for the use of AMX tiles. */
 uint32_t hk_cpu_features(void);
-/* Number of sets in the list, and their names in ascending order: scalar, avx2, avxvnni, avx512, avx512vnni, amx. */
+/* Number of sets in the list, and their names in ascending order: scalar, avx2, avxvnni, avx512, avx512vnni, amx,
+ * amxbf16. */
 int hk_cpu_n_sets(void);
 const char *hk_cpu_set_name(int i);
 uint32_t hk_cpu_set_requires(int i);
 /* 1 when kernels of that set were compiled in. */
 int hk_cpu_set_built(int i);
+/* 1 when its products with many columns are rounded otherwise than those of all other sets: only for who asks for it.
+ */
+int hk_cpu_set_rounds(int i);
 /* Fills *set with the kernels of set i over those below it. Returns 0, or -1 when this CPU cannot run it or it was not
  * built. */
 int hk_cpu_fill(int i, hk_cpu_set *set);
@@ -156,5 +175,6 @@ HK_DECLARE_ISA(avxvnni)
 HK_DECLARE_ISA(avx512)
 HK_DECLARE_ISA(avx512vnni)
 HK_DECLARE_ISA(amx)
+HK_DECLARE_ISA(amxbf16)
 
 #endif

@@ -26,20 +26,22 @@ int hk_direct_pack(hk_type t, const uint8_t *raw, int64_t row_bytes, int64_t row
     return hk_pool_run(n_threads, NULL, pack_part, &j);
 }
 
-/* Codes, scales and sums of n columns in one mapping. Returns its size. */
-static int64_t map_act(hk_act_buf *a, int64_t n, int64_t K, int kind, uint8_t **memory) {
+/* Codes, scales and sums of n columns, and tiles where the set reads them, in one mapping. Returns its size. */
+static int64_t map_act(const hk_cpu_set *set, hk_act_buf *a, int64_t n, int64_t K, int kind, uint8_t **memory) {
     a->kind = kind;
     a->alias.buf = -1;
     a->codes_stride = ((K + 63) / 64 | 1) * 64; /* an odd number of cache lines, as the tape builder has it */
     a->scales_stride = (K / 32 + 15) & ~(int64_t)15;
     a->sums_stride = (K / 16 + 31) & ~(int64_t)31;
-    int64_t codes = n * a->codes_stride, scales = n * a->scales_stride * 4,
-            bytes = codes + scales + n * a->sums_stride * 2;
+    a->tiles_stride = hk_tiles_stride(K);
+    int64_t tiles = set->op.to_tiles ? (n + 15) / 16 * a->tiles_stride * 2 : 0, codes = n * a->codes_stride,
+            scales = n * a->scales_stride * 4, bytes = tiles + codes + scales + n * a->sums_stride * 2;
     if (!(*memory = hk_memory_map(bytes, 0)))
         return 0;
-    a->codes = (int8_t *)*memory;
-    a->scales = (float *)(*memory + codes);
-    a->sums = (int16_t *)(*memory + codes + scales);
+    a->tiles = tiles ? (uint16_t *)*memory : NULL;
+    a->codes = (int8_t *)*memory + tiles;
+    a->scales = (float *)(*memory + tiles + codes);
+    a->sums = (int16_t *)(*memory + tiles + codes + scales);
     return bytes;
 }
 
@@ -51,7 +53,7 @@ int hk_direct_matmul(const hk_cpu_set *set, hk_type t, const uint8_t *panels, in
     hk_act_buf act = {.kind = HK_ACT_F32, .alias = in};
     uint8_t *memory = NULL;
     int64_t bytes = 0;
-    if (hk_types[t].act != HK_ACT_F32 && !(bytes = map_act(&act, n, cols, hk_types[t].act, &memory)))
+    if (hk_types[t].act != HK_ACT_F32 && !(bytes = map_act(set, &act, n, cols, hk_types[t].act, &memory)))
         return HK_ERR_MEMORY;
     hk_op ops[2] = {{.kind = HK_OP_ELEMENTS, .sub = HK_EL_NONE, .x = in, .y = none, .out = none, .n_emit = bytes > 0},
                     {.kind = HK_OP_MATMUL, .sync = 1, .x = none, .y = none, .out = none, .K = cols, .n_parts = 1}};

@@ -3,7 +3,8 @@
  * The panels of all weights form one space of chunks (a chunk never straddles two weights), times tiles of columns when
  * there are too few chunks for the threads. Each thread owns a contiguous range, so that it reads memory in order, and
  * takes what is left of the others' when it is done. How the space is cut changes no bit of the result: a row's product
- * with a column is computed by one call whatever else the call computes.
+ * with a column is computed by one call whatever else the call computes. (A set that multiplies tiles of bf16 does so
+ * where a call has enough columns; hk_cpu_set_rounds says which.)
  *
  * An input in two parts (HK_ACT_Q8_PAIR) is two columns for each row of the result: one call multiplies both, so
  * weights are read once, and their sum is the result.
@@ -33,16 +34,20 @@ typedef struct plan {
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-static plan make_plan(const hk_op *op, int64_t n, int n_threads, int64_t max_macs) {
+static plan make_plan(const hk_op *op, int64_t n, const hk_cpu_set *set, int n_threads) {
+    const int64_t max_macs = set->requires ? MAX_VECTOR_MACS : MAX_CHUNK_MACS;
     int64_t total = 0, bytes = 1;
     for (int i = 0; i < op->n_parts; i++) {
         total += op->parts[i].n_panels;
         if (op->parts[i].panel_bytes > bytes)
             bytes = op->parts[i].panel_bytes;
     }
-    plan p = {.cols = n < MAX_TILE_COLS ? n : MAX_TILE_COLS};
-    p.panels = n < 8 ? DECODE_CHUNK_BYTES / bytes : BATCH_CHUNK_PANELS;
-    int64_t fair = total / (4 * n_threads);
+    const int64_t most_cols = set->batch_columns ? set->batch_columns : MAX_TILE_COLS;
+    plan p = {.cols = n < most_cols ? n : most_cols};
+    if (set->batch_columns && n > most_cols) /* evenly */
+        p.cols = ceil_div(ceil_div(n, ceil_div(n, most_cols)), 32) * 32;
+    p.panels = n < 8 ? DECODE_CHUNK_BYTES / bytes : set->batch_panels ? set->batch_panels : BATCH_CHUNK_PANELS;
+    int64_t fair = total * ceil_div(n, p.cols) / (4 * n_threads);
     if (p.panels > fair)
         p.panels = fair;
     if (p.panels > MAX_CHUNK_PANELS)
@@ -139,7 +144,7 @@ void hk_op_matmul(hk_run *r, const hk_op *op, hk_taker *taker) {
     int64_t n = hk_rows(r, op->parts[0].out) << is_pair(r, op);
     if (n == 0)
         return;
-    plan p = make_plan(op, n, r->n_threads, r->tape->set->requires ? MAX_VECTOR_MACS : MAX_CHUNK_MACS);
+    plan p = make_plan(op, n, r->tape->set, r->n_threads);
     uint8_t *scratch = hk_pool_scratch(taker->thread);
     taker->total = p.n_chunks * p.n_tiles;
     for (int64_t item; (item = hk_take(r, taker)) >= 0;) {

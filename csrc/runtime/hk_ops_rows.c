@@ -14,7 +14,9 @@ hk_act hk_act_from(const hk_tape *t, int32_t act, int64_t row) {
         }
         return view;
     }
-    return (hk_act){.codes = a->codes + row * a->codes_stride,
+    return (hk_act){.tiles = a->tiles && row % 16 == 0 ? a->tiles + row / 16 * a->tiles_stride : NULL,
+                    .tiles_stride = a->tiles_stride,
+                    .codes = a->codes + row * a->codes_stride,
                     .scales = a->scales + row * a->scales_stride,
                     .sums = a->sums + row * a->sums_stride,
                     .codes_stride = a->codes_stride,
@@ -36,6 +38,10 @@ void hk_emit(const hk_run *r, const hk_op *op, const float *row, int64_t index, 
                                            a->scales_stride, a->sums_stride);
             continue;
         }
+        if (a->tiles)
+            r->tape->set->op.to_tiles(row + c0, c1 - c0,
+                                      a->tiles + index / 16 * a->tiles_stride + HK_COLUMN_TILE * (c0 / 32) +
+                                          index % 16 * 32);
         r->tape->set->op.quantize[a->kind](row + c0, c1 - c0, a->codes + index * a->codes_stride + c0,
                                            a->scales + index * a->scales_stride + c0 / 32,
                                            a->sums + index * a->sums_stride + c0 / 16);

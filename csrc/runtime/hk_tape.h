@@ -48,6 +48,8 @@ typedef struct hk_act_buf {
     int16_t *sums;
     float *x;
     int64_t codes_stride, scales_stride, sums_stride, x_stride;
+    uint16_t *tiles; /* of kind Q8_32, for sets that multiply them: rows as columns in bf16 (hk_to_tiles_fn), or NULL */
+    int64_t tiles_stride;
 } hk_act_buf;
 
 /* float [tokens][rot / 2][2] */

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from assignments import CPU, GPU, LEAST, STREAMED, streaming
+from assignments import CPU, GPU, KEPT, LEAST, STREAMED, streaming
 from cases import ids_of
 from running import load
 from tiny import write_tiny
@@ -63,6 +63,30 @@ def test_streamed_blocks(engine: Make, tmp_path: Path, case: str, repack: bool) 
             e.truncate(t, 0)
     nbytes = e.parts[GPU].nbytes  # type: ignore[attr-defined]
     assert nbytes[RING] > 0 and nbytes[STAGING] > 0 and "registered weights" in e.describe()
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_kept_blocks(engine: Make, tmp_path: Path, case: str) -> None:
+    """Small steps in front of all prompts, behind one, and behind one that was left in its middle."""
+    model = load(write_tiny(tmp_path / "tiny.gguf", "llama", type="Q8_0", n_embd=256, n_ff=512, n_layer=3).path)
+    assignment = KEPT[case](model)
+    whole, e = engine(model), engine(model, assignment=assignment)
+    exact = case in ("all of the first two", "two FFNs") and len(assignment.kept) == len(assignment.streamed)
+    s, t = whole.new_sequence(), e.new_sequence()
+    many = e._programs[1][1].program
+    for n in (5, 140, LEAST, 300):
+        for at, end in ((0, n), (n, n + 1), (n + 1, n + 2), (n + 2, n + 9)):
+            want, got = whole.evaluate(s, IDS[at:end], "all"), e.evaluate(t, IDS[at:end], "all")
+            assert np.array_equal(got, want) if exact else np.abs(got - want).max() <= 0.1
+        whole.truncate(s, 0)
+        e.truncate(t, 0)
+        many.cancel()
+        with pytest.raises(Cancelled):
+            e._stepper._replay(e._stepper._slot(), 200, 0, False)
+        many.resume()
+        h = e.parts[GPU]._holdings  # type: ignore[attr-defined]
+        h.native.fill(h.streams[0]._ring, 0xFF, h.streams[0].layout.nbytes[RING])
+        assert e._stepper._is_torn
 
 
 def test_a_common_step_of_two_sequences(engine: Make, tmp_path: Path) -> None:

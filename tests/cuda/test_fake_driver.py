@@ -70,6 +70,19 @@ def test_program_with_streams_that_take_their_time(fake: dict[str, str], model: 
     assert "done" in run(HERE / "programs.py", name, model, env=fake | {"FAKE_CUDA_MAPPED": "1"})
 
 
+def test_tuning(fake: dict[str, str], model: Path, tmp_path: Path) -> None:
+    """A plan that was measured is kept for this GPU, driver and memory."""
+    env = fake | {"XDG_CACHE_HOME": str(tmp_path)}
+    tuned = run("-m", "hybridkern", "tune", "-m", model, "-c", "512", "--budget-seconds", "4", env=env)
+    assert "the plan's" in tuned and "kept in " in tuned
+    words = ("-m", "hybridkern", "generate", "-m", model, "--dry-run", "-c")
+    assert " and its placement, on " in run(*words, "512", env=env)
+    for changed, said in (({"FAKE_CUDA_VERSION": "12040"}, "the driver was 13.0, and is 12.4"),
+                          ({"FAKE_CUDA_MIB": "900"}, "the memory that may be used is another")):  # fmt: skip
+        assert f"what was tuned is not used: {said}" in run(*words, "512", env=env | changed)
+    assert "what was tuned is not used: the context was 512, and is 256" in run(*words, "256", env=env)
+
+
 def test_a_device_that_hangs_is_an_error(fake: dict[str, str], model: Path) -> None:
     run(HERE / "programs.py", "divided_mute", model, env=fake | {"FAKE_CUDA_MAPPED": "1", "FAKE_CUDA_MUTE": "1"})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int, c_int64, c_uint32, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
 
 import numpy as np
 from cbuild import build
@@ -49,6 +49,7 @@ class Ops(Structure):
         ("topk", _fn(c_int64, _PTR, c_int64, c_int64, _PTR, _PTR, POINTER(c_int))),
         ("quantize", _fn(None, _PTR, c_int64, _PTR, _PTR, _PTR) * 3),
         ("quantize_pair", _fn(None, _PTR, c_int64, _PTR, _PTR, _PTR, c_int64, c_int64, c_int64)),
+        ("to_tiles", _fn(None, _PTR, c_int64, _PTR)),
         ("kv_store_k", _fn(None, c_int, _PTR, c_int64, c_int64, _PTR)),
         ("kv_store_v", _fn(None, c_int, _PTR, c_int64, c_int64, _PTR)),
         (
@@ -69,6 +70,8 @@ class CpuSet(Structure):
         ("type", TypeKernels * N_TYPES),
         ("op", Ops),
         ("op_isa", c_char_p),
+        ("batch_panels", c_int32),
+        ("batch_columns", c_int32),
     ]
 
 
@@ -76,6 +79,8 @@ class Act(Structure):
     _fields_ = [
         *((name, _PTR) for name in ("codes", "scales", "sums", "x")),
         *((name, c_int64) for name in ("codes_stride", "scales_stride", "sums_stride", "x_stride")),
+        ("tiles", _PTR),
+        ("tiles_stride", c_int64),
     ]
 
 

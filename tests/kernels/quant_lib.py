@@ -20,7 +20,7 @@ SHIM = r"""
 #include <stdlib.h>
 #include <string.h>
 typedef void (*fill_fn)(hk_cpu_set *);
-static const struct { const char *name; fill_fn fill; } isas[] = { %(isas)s };
+static const struct { const char *name; fill_fn fill, floats; } isas[] = { %(isas)s };
 static hk_cpu_set sets[16];
 /* A set of the scalar kernels under those of one instruction set alone, so that nothing can fall through unseen. */
 int hkt_fill(int i, const char *name) {
@@ -29,6 +29,7 @@ int hkt_fill(int i, const char *name) {
             memset(&sets[i], 0, sizeof sets[i]);
             hk_fill_quant_scalar(&sets[i]);
             isas[j].fill(&sets[i]);
+            isas[j].floats(&sets[i]);
             return 0;
         }
     return -1;
@@ -39,6 +40,7 @@ void *hkt_kernel(int i, int t, int which) {
     return which == 0 ? (void *)k->gemv : which == 1 ? (void *)k->gemm : which == 2 ? (void *)k->dequant
                                                                                   : (void *)k->gemv_raw;
 }
+void *hkt_to_tiles(int i) { return (void *)sets[i].op.to_tiles; }
 const char *hkt_origin(int i, int t, int which) {
     hk_type_kernels *k = &sets[i].type[t];
     return which == 0 ? k->gemv_isa : which == 1 ? k->gemm_isa : k->dequant_isa;
@@ -84,11 +86,16 @@ def built_isas() -> list[str]:
     return [isa for isa in isa_flags() if (CSRC / "cpu" / isa / "quant.c").exists()]
 
 
+def exact_isas() -> list[str]:
+    """Those whose results are the same bits."""
+    return [isa for isa in built_isas() if isa != "amxbf16"]
+
+
 def compile_library(tmp: Path, isas: list[str], emulate: bool) -> Path:
     """Every kernel source of `isas` in one library; emulate: on AVX2 alone."""
     flags, defines = isa_flags(), [f"-DHK_BUILT_{isa.upper()}" for isa in isas if not emulate]
-    table = ",".join(f'{{"{isa}", hk_fill_quant_{isa}}}' for isa in isas)
-    stubs = "\n".join(f"void hk_fill_float_{isa}(hk_cpu_set *set) {{ (void)set; }}" for isa in isas)
+    table = ",".join(f'{{"{isa}", hk_fill_quant_{isa}, hk_fill_float_{isa}}}' for isa in isas)
+    stubs = "\n".join(f"void hk_fill_float_{isa}(hk_cpu_set *set) {{ (void)set; }}" for isa in isas if isa != "amxbf16")
     shim = tmp / "shim.c"
     shim.write_text(SHIM % {"isas": table} + stubs)
     jobs = [(shim, []), (CSRC / "cpu/hk_cpu.c", defines)]
@@ -98,6 +105,8 @@ def compile_library(tmp: Path, isas: list[str], emulate: bool) -> Path:
     for isa in isas:
         if isa != "scalar":
             jobs.append((CSRC / "cpu" / isa / "quant.c", native if emulate else flags[isa]))
+        if isa == "amxbf16":  # its float half makes what its products read
+            jobs.append((CSRC / "cpu" / isa / "float.c", native if emulate else flags[isa]))
     objects = []
     for i, (path, extra) in enumerate(jobs):
         objects.append(tmp / f"{i}.o")
@@ -117,6 +126,8 @@ class Act(ctypes.Structure):
         ("scales_stride", ctypes.c_int64),
         ("sums_stride", ctypes.c_int64),
         ("x_stride", ctypes.c_int64),
+        ("tiles", ctypes.c_void_p),
+        ("tiles_stride", ctypes.c_int64),
     ]
 
 
@@ -125,6 +136,7 @@ GEMV = ctypes.CFUNCTYPE(None, P, I64, I64, P, P)
 GEMM = ctypes.CFUNCTYPE(None, P, I64, I64, P, I64, P, I64, P)
 GEMV_RAW = ctypes.CFUNCTYPE(None, P, I64, I64, I64, P, INT, P, I64)
 DEQUANT = ctypes.CFUNCTYPE(None, P, I64, P)
+TO_TILES = ctypes.CFUNCTYPE(None, P, I64, P)
 
 
 @dataclass
@@ -155,7 +167,7 @@ class Library:
 
     def __init__(self, path: Path, isas: list[str], emulate: bool) -> None:
         self.dll = dll = ctypes.CDLL(str(path))
-        dll.hkt_kernel.restype = P
+        dll.hkt_kernel.restype = dll.hkt_to_tiles.restype = P
         dll.hkt_origin.restype = dll.hk_cpu_set_name.restype = ctypes.c_char_p
         dll.hk_pack.argtypes = [INT, P, I64, I64, I64, I64, I64, P]
         self.sets: dict[str, int] = {}
@@ -168,6 +180,14 @@ class Library:
 
     def origin(self, isa: str, f: Format, which: int) -> str:
         return self.dll.hkt_origin(self.sets[isa], f.index, which).decode()
+
+    def tiles(self, isa: str, x: np.ndarray, stride: int) -> np.ndarray:
+        """Float columns [n][K] as tiles of bf16, `stride` elements from 16 columns to the next."""
+        to_tiles = TO_TILES(self.dll.hkt_to_tiles(self.sets[isa]))
+        out = guarded(-(-len(x) // 16) * stride * 2).view(np.uint16)
+        for i, row in enumerate(np.ascontiguousarray(x, np.float32)):
+            to_tiles(row.ctypes.data, len(row), out[i // 16 * stride + i % 16 * 32 :].ctypes.data)
+        return out
 
     def panel_bytes(self, f: Format, cols: int) -> int:
         blocks = cols // f.block
@@ -191,12 +211,12 @@ class Library:
         assert (out[-16:].view(np.uint32) == 0xFFFFFFFF).all(), "gemv wrote past its rows"
         return out[:-16].copy()
 
-    def gemm(self, isa: str, f: Format, packed: np.ndarray, cols: int, act: Activations, n: int) -> np.ndarray:
+    def gemm(self, isa: str, f: Format, packed: np.ndarray, cols: int, act: Activations | Act, n: int) -> np.ndarray:
         panels = len(packed) // self.panel_bytes(f, cols)
         stride = panels * 16 + 16
         out = guarded(n * stride * 4, 0xFF).view(np.float32).reshape(n, stride)
         call = GEMM(self.dll.hkt_kernel(self.sets[isa], f.index, 1))
-        a = act.struct()
+        a = act.struct() if isinstance(act, Activations) else act
         call(
             packed.ctypes.data, panels, cols, ctypes.addressof(a), n, out.ctypes.data, stride, self.scratch.ctypes.data
         )

@@ -86,6 +86,11 @@ def streaming(model: LoadedModel, stays: Callable[[str], bool], **options: Any) 
     return replace(a, streamed=dict.fromkeys(blocks, GPU), stream_from=LEAST, stream_depth=2)
 
 
+def kept(rule: Rule, n: int) -> Rule:
+    """With n of the streamed blocks kept."""
+    return lambda model: replace(rule(model), stream_kept=n)
+
+
 def block(name: str) -> int:
     """The number of a tensor's block."""
     return int(name.split(".")[1])
@@ -102,4 +107,11 @@ STREAMED: dict[str, Rule] = {
     "the first two with theirs on the CPU": lambda m: streaming(
         m, lambda n: block(n) < 2, kv=lambda i: CPU if i < 2 else GPU, embedding=GPU, head=GPU
     ),
+}
+KEPT: dict[str, Rule] = {
+    "one of all": kept(STREAMED["all blocks"], 1),
+    "two of all": kept(STREAMED["all blocks, embedding and head on the GPU"], 2),
+    "all of the first two": kept(STREAMED["the first two"], 2),
+    "two FFNs": kept(STREAMED["every FFN"], 2),
+    "two with caches on the CPU": kept(STREAMED["all blocks, caches on the CPU"], 2),
 }

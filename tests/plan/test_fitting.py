@@ -69,9 +69,10 @@ def test_auto_is_at_least_as_good_as_every_number_of_layers(large, mib, streams)
 
 
 def test_where_the_caches_of_streamed_blocks_find_no_room(large):
-    """All blocks are streamed and the CPU attends, or, where it attends slowly, a part of them is."""
+    """All blocks are streamed and the CPU attends, but for the one that is kept, or, where it attends slowly, a part of
+    them is."""
     a = plan(large, 1200, Rules(n_gpu_layers=0), streams=True).assignment
-    assert len(a.streamed) == 32 and set(a.kv) == {"cpu"}
+    assert len(a.streamed) == 32 and a.kept == {31: "cuda0"} and a.kv == ("cpu",) * 31 + ("cuda0",)
     slow = replace(DEFAULT_RATES, cpu=replace(DEFAULT_RATES.cpu, attend_macs=1e9))
     a = plan(large, 1200, Rules(n_gpu_layers=0), rates=slow, streams=True).assignment
     assert 0 < len(a.streamed) < 32 and all((i in a.streamed) == (d == "cuda0") for i, d in enumerate(a.kv))
@@ -156,6 +157,20 @@ def test_a_streamed_block_has_its_cache_on_the_gpu(large):
     assert set(a.streamed) == set(range(32)) and set(a.kv) == {"cuda0"} and a.stream_depth >= 2
     assert 2 <= a.stream_from <= a.n_ubatch and {"stream ring", "KV cache"} <= set(p.device("cuda0").memory)
     assert p.prefill > 2 * plan(large, 3000, Rules(n_gpu_layers=0)).prefill
+
+
+def test_what_the_ring_holds_serves_small_steps(large):
+    """A token is read of fewer weights; where crossing takes longer than the CPU, it is not."""
+    p = plan(large, 3000, Rules(n_gpu_layers=0), streams=True)
+    a = p.assignment
+    assert sorted(a.kept) == [30, 31] == [int(r.name[4:]) for r in p.rows if r.kept]
+    cost = CostModel(Inventory.of(large), DEFAULT_RATES, "f16")
+    without = cost.token(replace(a, stream_kept=0), 128)
+    assert 0.93 < cost.token(a, 128) / without < 0.96  # 2 of 32 blocks, and the way there and back
+    assert "the last 2 of them stay for the answer" in p.summary()[-1]
+    far = replace(DEFAULT_RATES, links={d: replace(r, latency=1.0) for d, r in DEFAULT_RATES.links.items()})
+    slow = plan(large, 3000, Rules(n_gpu_layers=0), rates=far, streams=True).assignment
+    assert not slow.kept
 
 
 def test_caches_that_must_stay_do(large):

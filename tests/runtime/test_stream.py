@@ -9,8 +9,8 @@ import pytest
 
 from hybridkern.errors import ArgumentError
 from hybridkern.kernels.interface import Recorder, Weight
-from hybridkern.plan.assignment import Assignment
-from hybridkern.runtime.stream import block_of, checked, first_step, streamed_blocks, streaming
+from hybridkern.plan.assignment import Assignment, block_of
+from hybridkern.runtime.stream import checked, first_step, streamed_blocks
 
 TENSORS = {
     "blk.0.attn_q.weight": "cpu", "blk.0.ffn_up.weight": "cpu",
@@ -31,12 +31,25 @@ def test_block_of() -> None:
 
 
 def test_only_matrices_of_streamed_blocks_move() -> None:
-    seen = streaming(GIVEN)
+    seen = GIVEN.in_large_steps
     assert {n for n in TENSORS if seen.tensors[n] != TENSORS[n]} == {
         "blk.0.attn_q.weight", "blk.0.ffn_up.weight", "blk.1.ffn_up.weight"
     }  # fmt: skip
     assert (seen.kv, seen.embedding, seen.head, seen.n_ubatch) == (GIVEN.kv, "cpu", "cuda0", 512)
-    assert not seen.streamed and streaming(seen) == seen
+    assert not seen.streamed and seen.in_large_steps == seen
+
+
+def test_the_last_blocks_are_kept() -> None:
+    """The last streamed blocks of which anything is streamed, as many as are asked for."""
+    a = replace(GIVEN, streamed={0: "cuda0", 1: "cuda0", 2: "cuda0"})
+    assert not a.kept and a.in_small_steps.tensors == TENSORS
+    assert replace(a, stream_kept=1).kept == {1: "cuda0"}  # block 2 is there anyway
+    two = replace(a, stream_kept=2)
+    assert two.kept == {0: "cuda0", 1: "cuda0"} and two.in_small_steps.tensors == a.in_large_steps.tensors
+    one = replace(a, stream_kept=1).in_small_steps
+    assert {n for n in TENSORS if one.tensors[n] != TENSORS[n]} == {"blk.1.ffn_up.weight"} and one.kv == a.kv
+    apart = replace(GIVEN, streamed={0: "cuda0", 1: "cuda1", 3: "cuda0"}, stream_kept=1)
+    assert apart.kept == {1: "cuda1", 3: "cuda0"}  # of each GPU
 
 
 def test_matrices_by_block_in_the_order_of_computing() -> None:
@@ -60,6 +73,8 @@ def test_matrices_by_block_in_the_order_of_computing() -> None:
         ({"streamed": {0: "cpu"}}, "to cpu"),
         ({"stream_from": 0}, "stream_from = 0"),
         ({"stream_depth": 0}, "stream_depth = 0"),
+        ({"stream_kept": 3}, "of 2 streamed blocks .* 3 are to be kept"),
+        ({"stream_kept": -1}, "-1 are to be kept"),
     ],
 )
 def test_what_cannot_be_streamed(change: dict[str, object], said: str) -> None:

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from assignments import CPU, LEAST, STREAMED
+from assignments import CPU, KEPT, LEAST, STREAMED, block
 from test_hybrid import IDS, Make, divided, requests  # noqa: F401
 
 from hybridkern.kernels.cpu.weights import CpuWeights
@@ -29,6 +29,42 @@ def test_streamed_blocks_change_no_bit(tiny: Any, divided: Make, arch: str, case
         assert not any(name.startswith("blk.") for name in used)
         assert any(op.kind == "matmul" for op in few.division.ops(CPU))
         assert f"steps of {LEAST} tokens and more:" in e.describe()
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_kept_blocks_change_no_bit(tiny: Any, divided: Make, case: str) -> None:  # noqa: F811
+    """The same requests, where small steps compute some of the streamed blocks on the other device too."""
+    model = tiny("llama", type="Q4_K", n_layer=3, context=1024, n_ff=512)
+    assignment = KEPT[case](model)
+    want, e = divided(model, None), divided(model, assignment)
+    assert requests(e) == requests(want)
+    few = e._programs[0][1]
+    on_cpu = {op.args[1].name for op in few.division.ops(CPU) if op.kind == "matmul"} & set(assignment.tensors)
+    there = {name for name, device in assignment.tensors.items() if device == CPU}
+    kept = {name for name in there if block(name) in assignment.kept}
+    assert kept and on_cpu == there - kept
+
+
+def test_a_step_that_fails_is_mended(tiny: Any, divided: Make) -> None:  # noqa: F811
+    """Before the next small step, and only then, what a large one leaves is brought again."""
+    model = tiny("llama", type="Q4_K", n_layer=3, context=1024)
+    e = divided(model, KEPT["two of all"](model))
+    calls: list[str] = []
+    e._stepper._refills = [lambda: calls.append("refill")]
+    s = e.new_sequence()
+    e.evaluate(s, IDS[:100])
+    e.evaluate(s, IDS[100:101])
+    assert not calls  # the prompt left everything there
+    e.truncate(s, 50)
+    program = e._programs[1][1].program
+    program.cancel()
+    with pytest.raises(Cancelled):
+        e._stepper._replay(e._stepper._slot(), LEAST, 0, False)
+    program.resume()
+    for _ in range(2):
+        assert e.greedy(s, 5) and calls == ["refill"]
+    e.evaluate(s, IDS[:100])
+    assert calls == ["refill"]
 
 
 def test_long_prompts_by_ubatch(tiny: Any, divided: Make) -> None:  # noqa: F811

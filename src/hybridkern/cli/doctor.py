@@ -37,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     table.add_row("hybridkern", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
     table.add_row("processor", cpu_name())
     for name, _, _ in _cpu.kernel_sets():
-        state = why_not(name) if name not in can else "usable"
+        asked = f", where {VARIABLE} names it: prompts in bf16" if name in _cpu.rounding_sets() else ""
+        state = why_not(name) if name not in can else "usable" + asked
         forced = f", forced by {VARIABLE}" if os.environ.get(VARIABLE) else ""
         table.add_row(f"kernel set {name}", state + (f"; in use{forced}" if name == chosen else ""))
     quota = cgroup_cores()

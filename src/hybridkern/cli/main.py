@@ -14,6 +14,7 @@ COMMANDS = {
     "tokenize": ("tokenize", "show the tokens of a text"),
     "plan": ("plan", "draw where a model's parts would lie, and how fast that would be"),
     "bench": ("bench", "measure prompt and generation speed"),
+    "tune": ("tune", "find the fastest threads, ubatch and placement of a model on this machine"),
     "convert": ("convert", "write a Hugging Face folder as a GGUF file"),
     "quantize": ("quantize", "write a model in another file type"),
     "perplexity": ("perplexity", "measure how well a model predicts a text"),

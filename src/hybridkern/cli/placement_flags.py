@@ -63,6 +63,10 @@ def add_placement(parser: argparse.ArgumentParser, sweeps: bool = False) -> None
     )
     add("-ts", "--tensor-split", type=numbers(0, whole=False), metavar="A,B,...", help="the GPUs' shares of the layers")
     add("--plan", type=Path, metavar="FILE", help="follow the plan in this file; if there is none, save it there")
+    add(
+        "--no-tune-cache", dest="tuned", action="store_false", default=True,
+        help="do without what `hybridkern tune` found for this model",
+    )  # fmt: skip
 
 
 def placement_arguments(args: argparse.Namespace) -> dict[str, Any]:
@@ -95,6 +99,7 @@ def placement_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "split_mode": "none" if isinstance(named, int) else args.split_mode,
         "tensor_split": args.tensor_split or (),
         "plan": args.plan if args.plan is not None and args.plan.exists() else None,
+        "tuned": args.tuned,
     }
 
 

@@ -53,7 +53,7 @@ def block_table(plan: Plan) -> Any:
         weights = " + ".join(size(n) for n in first.weights.values())
         table.add_row(
             name,
-            first.device + (" (streamed)" if first.streamed else ""),
+            first.device + (" (streamed, kept)" if first.kept else " (streamed)" if first.streamed else ""),
             first.kv,
             first.kernels,
             weights + each,
@@ -67,7 +67,17 @@ def block_table(plan: Plan) -> Any:
 def _alike(rows: list[Row]) -> list[list[Row]]:
     def key(r: Row) -> Any:
         kind = r.name.split(".")[0]
-        return kind, r.device, r.kv, r.kernels, tuple(r.weights.items()), r.cache, r.streamed, round(r.decode, 7)
+        return (
+            kind,
+            r.device,
+            r.kv,
+            r.kernels,
+            tuple(r.weights.items()),
+            r.cache,
+            r.streamed,
+            r.kept,
+            round(r.decode, 7),
+        )
 
     return [list(group) for _, group in groupby(rows, key)]
 

@@ -65,13 +65,13 @@ def console(to_stderr: bool = False) -> Any:
 
 
 @contextlib.contextmanager
-def waiting(text: str) -> Iterator[None]:
-    """Shows on a terminal that something is under way; silent elsewhere."""
+def waiting(text: str) -> Iterator[Callable[[str], None]]:
+    """Shows on a terminal that something is under way; silent elsewhere. Gives what says more of it."""
     if not sys.stderr.isatty():
-        yield
+        yield lambda more: None
         return
-    with console(to_stderr=True).status(text):
-        yield
+    with console(to_stderr=True).status(text) as status:
+        yield lambda more: status.update(f"{text} {more}")
 
 
 @contextlib.contextmanager

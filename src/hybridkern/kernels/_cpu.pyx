@@ -5,7 +5,7 @@ Nothing here is public; `hybridkern.kernels` is.
 """
 
 from cpython.buffer cimport PyBuffer_FillInfo
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
@@ -53,6 +53,11 @@ def kernel_sets() -> list:
             for i in range(hk_cpu_n_sets())]
 
 
+def rounding_sets() -> list:
+    """Names of the sets whose products with many columns are rounded otherwise than those of all others."""
+    return [hk_cpu_set_name(i).decode() for i in range(hk_cpu_n_sets()) if hk_cpu_set_rounds(i)]
+
+
 def formats() -> dict:
     """name -> (index, GGUF id, weights per block, bytes per block, kind of activation), from the format table."""
     return {hk_types[t].name.decode(): (t, hk_types[t].gguf_id, hk_types[t].block, hk_types[t].bytes, hk_types[t].act)
@@ -62,6 +67,11 @@ def formats() -> dict:
 def panel_bytes(int type, int64_t cols) -> int:
     """Bytes of a packed panel of 16 rows."""
     return hk_panel_bytes(<hk_type>type, cols)
+
+
+def tiles_stride(int64_t K) -> int:
+    """Elements from the tiles of 16 columns of K values to the next ones."""
+    return hk_tiles_stride(K)
 
 
 def kv_plane_bytes(int kv_type, int64_t head_dim) -> tuple:
@@ -80,6 +90,11 @@ cdef class KernelTable:
         if not 0 <= index < hk_cpu_n_sets() or hk_cpu_fill(index, &self.table) != 0:
             raise KernelError(f"kernel set {index} cannot run here")
         self.name = hk_cpu_set_name(index).decode()
+
+    @property
+    def reads_tiles(self) -> bool:
+        """Whether products want their input as tiles of bf16 beside the codes."""
+        return self.table.op.to_tiles != NULL
 
     def origins(self) -> dict:
         """Which set each function came from: {format: (gemv, gemm, dequantise, gemv of raw rows)}, {"ops": set}."""

@@ -18,6 +18,7 @@ cdef extern from "cpu/hk_cpu.h" nogil:
     ctypedef void (*hk_dequant_fn)(const uint8_t *, int64_t, float *) noexcept nogil
     ctypedef void (*hk_quantize_fn)(const float *, int64_t, int8_t *, float *, int16_t *) noexcept nogil
     ctypedef void (*hk_quantize_pair_fn)(const float *, int64_t, int8_t *, float *, int16_t *, int64_t, int64_t, int64_t) noexcept nogil
+    ctypedef void (*hk_to_tiles_fn)(const float *, int64_t, uint16_t *) noexcept nogil
     ctypedef void (*hk_gemv_raw_fn)(const uint8_t *, int64_t, int64_t, int64_t, const void *, int, float *, int64_t) noexcept nogil
     ctypedef struct hk_type_kernels:
         hk_gemv_fn gemv
@@ -33,6 +34,7 @@ cdef extern from "cpu/hk_cpu.h" nogil:
         int64_t (*topk)(const float *, int64_t, int64_t, int32_t *, float *, int *) noexcept nogil
         hk_quantize_fn quantize[3]
         hk_quantize_pair_fn quantize_pair
+        hk_to_tiles_fn to_tiles
     ctypedef struct hk_cpu_set:
         const char *name
         uint32_t requires
@@ -44,7 +46,9 @@ cdef extern from "cpu/hk_cpu.h" nogil:
     const char *hk_cpu_set_name(int i)
     uint32_t hk_cpu_set_requires(int i)
     int hk_cpu_set_built(int i)
+    int hk_cpu_set_rounds(int i)
     int hk_cpu_fill(int i, hk_cpu_set *set)
+    int64_t hk_tiles_stride(int64_t K)
     int64_t hk_panel_bytes(hk_type t, int64_t cols)
     int64_t hk_kv_k_plane_bytes(int kv_type, int64_t head_dim)
     int64_t hk_kv_v_plane_bytes(int kv_type, int64_t head_dim)
@@ -106,6 +110,8 @@ cdef extern from "runtime/hk_tape.h" nogil:
         int16_t *sums
         float *x
         int64_t codes_stride, scales_stride, sums_stride, x_stride
+        uint16_t *tiles
+        int64_t tiles_stride
     ctypedef struct hk_angles:
         const double *inv_freq
         const double *inv_freq_long

@@ -58,13 +58,16 @@ cdef class Tape:
         return i
 
     def add_act(self, int kind, alias, int64_t K, uintptr_t codes=0, uintptr_t scales=0, uintptr_t sums=0, uintptr_t x=0,
-                int64_t codes_stride=0, int64_t scales_stride=0, int64_t sums_stride=0, int64_t x_stride=0) -> int:
-        """An input of products: int8 codes with scales and sums, or float32 (of its own, or the view `alias`)."""
+                int64_t codes_stride=0, int64_t scales_stride=0, int64_t sums_stride=0, int64_t x_stride=0,
+                uintptr_t tiles=0, int64_t tiles_stride=0) -> int:
+        """An input of products: int8 codes with scales and sums (and tiles of bf16), or float32 (of its own, or the view
+        `alias`)."""
         cdef int32_t i = self.tape.n_acts
         cdef hk_act_buf a
         a.kind, a.alias = kind, view_of(alias)
         a.codes, a.scales, a.sums, a.x = <int8_t *>codes, <float *>scales, <int16_t *>sums, <float *>x
         a.codes_stride, a.scales_stride, a.sums_stride, a.x_stride = codes_stride, scales_stride, sums_stride, x_stride
+        a.tiles, a.tiles_stride = <uint16_t *>tiles, tiles_stride
         self.tape.acts = <hk_act_buf *>realloc(self.tape.acts, (i + 1) * sizeof(hk_act_buf))
         self.tape.acts[i] = a
         self.tape.n_acts = i + 1

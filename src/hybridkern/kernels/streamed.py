@@ -30,8 +30,9 @@ class HostSource:
 @dataclass(frozen=True)
 class Streamed:
     """Matrices of blocks: of each block, in the order of computing, and where they are, by `key_of`. depth: blocks that
-    the other device holds at a time."""
+    the other device holds at a time; kept: whether the last of them are wanted between two passes."""
 
     blocks: Sequence[Sequence[Weight]]
     sources: Mapping[Key, HostSource]
     depth: int = 2
+    kept: bool = False

@@ -5,14 +5,16 @@ token reads one row, comes last. What reads all of itself, which is everything e
 respect, so whole blocks come first, from the last one on, then parts of blocks, then single matrices, as long as
 there is room: fewer crossings for the same bytes. A second order, attention and caches before all feed-forward
 networks, is tried as well, each with and without streaming, with the caches of streamed blocks on the GPU and in main
-memory; the best of them for every number of tokens of a step. The cost model chooses what makes one number least: the
-seconds of a prompt of 512 tokens and an answer of 256, and a tenth of those of a prompt of 2,048.
+memory, where those of kept blocks may be on it all the same; the best of them for every number of tokens of a step.
+The cost model chooses what makes one number least: the seconds of a prompt of 512 tokens and an answer of 256, and a
+tenth of those of a prompt of 2,048.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from hybridkern.errors import OutOfMemoryError
 
@@ -47,15 +49,16 @@ class Options:
 
 @dataclass(frozen=True)
 class Streams:
-    """most: blocks that are streamed, the first of those that can be; cached: whether their caches are on the GPU."""
+    """most: blocks that are streamed, the first of those that can be; cached: which have their caches on the GPU, where
+    the last of them are kept."""
 
     most: int = 0
-    cached: bool = True
+    cached: Literal["all", "kept", "none"] = "all"
 
     @property
     def depth(self) -> int:
         """Of the ring: nothing overlaps where the CPU attends."""
-        return STREAM_DEPTH if self.cached else 1
+        return STREAM_DEPTH if self.cached == "all" else 1
 
 
 Candidate = tuple[Sequence["Unit"], int, Streams]  # what lies on GPUs, tokens of a step, what is streamed
@@ -79,7 +82,7 @@ class Fitter:
                 a = self._assignment(taken, n_ubatch, streams)
                 a = self._with_threshold(a) if a.streamed else a
                 if self.fits(a, exact=True):
-                    return a
+                    return self._with_kept(a)
                 if not taken:
                     break
                 taken.pop()
@@ -137,7 +140,8 @@ class Fitter:
             yield self._from_the_front() if fills else [], Streams(n // share)
         if fills:
             yield self._attention_first(), Streams(n)
-        yield self._by_block() if fills else [], Streams(n, cached=False)
+        for cached in ("kept", "none"):
+            yield self._by_block() if fills else [], Streams(n, cached)
 
     def _largest(self, order: Sequence[Unit], n_ubatch: int, streams: Streams) -> list[Unit] | None:
         """As much of the order as fits: its longest beginning, then whatever else still finds room."""
@@ -209,10 +213,12 @@ class Fitter:
         streamed: dict[int, str] = {}
         for b in self.inventory.blocks if streams.most else ():
             partly = any(wanted[m.name] == CPU for m in b.matrices)
-            if partly and len(streamed) < streams.most and not (streams.cached and self.fixed.kv.get(b.index) == CPU):
+            stays = streams.cached == "all" and self.fixed.kv.get(b.index) == CPU
+            if partly and len(streamed) < streams.most and not stays:
                 streamed[b.index] = ANY_GPU
-                if streams.cached:
-                    kv[b.index] = self.fixed.kv.get(b.index, ANY_GPU)
+        cached = {"all": list(streamed), "kept": list(streamed)[-streams.depth :], "none": []}[streams.cached]
+        for block in cached:
+            kv[block] = self.fixed.kv.get(block, ANY_GPU)
         gpu_of = gpu_of_blocks(self.inventory, self.options.gpus, self.options.shares, wanted, kv, streamed)
         tensors = {name: gpu_of[self._names[name].block] if d == ANY_GPU else d for name, d in wanted.items()}
         named = [self._device_of_block(i, tensors, kv[i], gpu_of) for i in range(len(kv))]
@@ -231,6 +237,7 @@ class Fitter:
             n_ubatch,
             stream_on,
             2 if stream_on else 0,
+            streams.depth if stream_on else 0,
             streams.depth if stream_on else 0,
         )
 
@@ -265,8 +272,13 @@ class Fitter:
             else:
                 low = middle + 1
         if low > a.n_ubatch:
-            return replace(a, streamed={}, stream_from=0, stream_depth=0)
+            return replace(a, streamed={}, stream_from=0, stream_depth=0, stream_kept=0)
         return replace(a, stream_from=low)
+
+    def _with_kept(self, a: Assignment) -> Assignment:
+        """Without kept blocks where crossing to them takes longer than the CPU."""
+        without = replace(a, stream_kept=0)
+        return without if self.cost.token(without) < self.cost.token(a) else a
 
     # errors
 

@@ -35,7 +35,7 @@ class DevicePlan:
 @dataclass(frozen=True)
 class Row:
     """A block, or what is not one. weights: device -> bytes in its layout there; decode, prefill: predicted seconds of
-    a token and of a step of n_ubatch tokens, crossings included."""
+    a token and of a step of n_ubatch tokens, crossings included; kept: streamed, and on the GPU between prompts."""
 
     name: str
     device: str
@@ -46,6 +46,7 @@ class Row:
     decode: float
     prefill: float
     streamed: bool = False
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Plan:
     load: seconds, the file being in the system's cache; prefill, decode: tokens a second, of a prompt of `prompt`
     tokens and of an answer to it; decode_full: the same where the context is full; crossings: from one device to
     another, of a token; copied: seconds of a step that weights are on their way; rates: where these figures come from;
-    notes: what the user should know."""
+    notes: what the user should know; tuned: what it has, or has not, from `hybridkern tune`."""
 
     model: str
     fingerprint: str
@@ -75,6 +76,7 @@ class Plan:
     copied: float
     rates: str
     notes: tuple[str, ...] = ()
+    tuned: str = ""
 
     def table(self) -> list[Row]:
         """A row for the embedding, every block and the head."""
@@ -104,11 +106,13 @@ class Plan:
         if a.streamed:
             where = ", ".join(sorted(set(a.streamed.values())))
             ring = f"{a.stream_depth} blocks" if a.stream_depth > 1 else "one block"
+            stay = "the last of them stays" if len(a.kept) == 1 else f"the last {len(a.kept)} of them stay"
             lines.append(
                 f"steps of {a.stream_from} tokens and more are computed on {where} throughout: the weights of "
                 f"{len(a.streamed)} blocks are streamed there, {ring} at a time"
+                + (f"; {stay} for the answer" if a.kept else "")
             )
-        return [*lines, *self.notes]
+        return [*lines, *([self.tuned] if self.tuned else []), *self.notes]
 
     # to keep and to replay
 

@@ -199,7 +199,7 @@ def _rows(
         rows.append(
             Row(
                 f"blk.{b.index}", "+".join(on), "+".join(kernels[d] for d in on), kv, weights, page * shape.max_pages,
-                tokens[b.index], steps[b.index], b.index in a.streamed,
+                tokens[b.index], steps[b.index], b.index in a.streamed, b.index in a.kept,
             )
         )  # fmt: skip
     return rows

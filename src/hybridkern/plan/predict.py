@@ -95,6 +95,8 @@ class CostModel:
         """A step of n tokens behind `depth` others."""
         made = StepTime()
         streams = bool(assignment.streamed) and n >= assignment.stream_from
+        if assignment.streamed and not streams:
+            assignment = assignment.in_small_steps
         at = assignment.embedding
         walk = _Walk(self, assignment, n, depth, made)
         copies: list[tuple[int, float]] = []

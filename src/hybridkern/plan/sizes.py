@@ -6,7 +6,7 @@ Buffers are shared by the blocks, so that one block of each kind tells them; mat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hybridkern.kernels.cpu import sizing as cpu_sizing
 from hybridkern.kernels.cpu.sizing import cache_page_bytes
@@ -140,11 +140,9 @@ class Sizer:
     def _divide(self, a: Assignment) -> list[Division]:
         if len(a.devices) == 1:
             return [whole(self.ops, a.head)]
-        made = [divide(self.ops, self.logits, a)]
-        if a.streamed:
-            there = {m.name: a.streamed[b] for b in a.streamed for m in self.inventory.blocks[b].matrices}
-            made.append(divide(self.ops, self.logits, replace(a, tensors={**a.tensors, **there})))
-        return made
+        if not a.streamed:
+            return [divide(self.ops, self.logits, a)]
+        return [divide(self.ops, self.logits, seen) for seen in (a.in_small_steps, a.in_large_steps)]
 
     def _exactly(self, a: Assignment, gpu: Gpu) -> dict[str, int]:
         """Of the programs as they are run."""
@@ -204,8 +202,10 @@ class Sizer:
         divisions = self.divisions(a)
         segments = [[c.ops for c in d.of(CPU) if isinstance(c, Segment)] for d in divisions]
         specs = [s for s in self._specs if a.kv[s.block] == CPU]
-        products = {id(op.args[1]): op.args[1] for d in divisions for op in d.ops(CPU) if op.kind == "matmul"}
-        found = {"weights": sum(cpu_sizing.packed_bytes(w) for w in products.values()) if packed else 0}
+        products = [m for m in self.inventory.matrices() if a.tensors[m.name] == CPU]
+        products += [self.inventory.head] if a.head == CPU else []
+        distinct = {id(m.weight): m.weight for m in products}
+        found = {"weights": sum(cpu_sizing.packed_bytes(w) for w in distinct.values()) if packed else 0}
         found["KV cache"] = cache_page_bytes(specs, self.shape.kv_type) * self.shape.max_pages
         if any(segments):
             found["buffers"] = cpu_sizing.tape_bytes(

@@ -61,6 +61,7 @@ class LoadOptions:
     split_mode: str = "layer"
     tensor_split: tuple[float, ...] = ()
     plan: Plan | None = None
+    tuned: bool = True
 
     @classmethod
     def checked(cls, **named: Any) -> LoadOptions:

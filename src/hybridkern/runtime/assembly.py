@@ -16,7 +16,7 @@ from .kv_cache import Pages
 from .link import Link
 from .parts import Factory, Part, Request, Running, Sizes, factory_of
 from .slots import Slot
-from .stream import first_step, streamed_blocks, streaming
+from .stream import first_step, streamed_blocks
 
 
 class GraphSource(Protocol):
@@ -103,14 +103,20 @@ def programs_of(
 ) -> list[tuple[int, Assembled]]:
     """The step programs of a model, each with the tokens of a step from which on it is used: a second one where blocks
     are streamed. pages: address of the page table."""
-    made = [(1, Assembled(division, parts, sizes, pages))]
-    if assignment is not None and assignment.streamed and first_step(assignment) <= sizes.max_rows:
-        for device, blocks in streamed_blocks(ops, assignment).items():
-            sources = {key_of(w): parts[CPU].source(w) for block in blocks for w in block}
-            parts[device].stream(Streamed(blocks, sources, assignment.stream_depth))
-        fewest = first_step(assignment)
-        made.append((fewest, Assembled(divide(ops, logits, streaming(assignment)), parts, sizes, pages, fewest)))
-    return made
+    if assignment is None or not assignment.streamed or first_step(assignment) > sizes.max_rows:
+        return [(1, Assembled(division, parts, sizes, pages))]
+    kept = assignment.kept
+    for device, blocks in streamed_blocks(ops, assignment).items():
+        sources = {key_of(w): parts[CPU].source(w) for block in blocks for w in block}
+        parts[device].stream(Streamed(blocks, sources, assignment.stream_depth, device in kept.values()))
+    if kept:
+        division = divide(ops, logits, assignment.in_small_steps)
+    fewest = first_step(assignment)
+    large = divide(ops, logits, assignment.in_large_steps)
+    return [
+        (1, Assembled(division, parts, sizes, pages)),
+        (fewest, Assembled(large, parts, sizes, pages, fewest)),
+    ]
 
 
 class AllPages:

@@ -98,6 +98,9 @@ class CpuPart:
         assert self._set.weights is not None
         self._set.weights.read_elsewhere(streamed.sources)
 
+    def refill(self) -> None:
+        """Nothing was ever taken away."""
+
     def prepare(self, commands: Sequence[Command], link: Link, fewest: int = 1) -> CpuRunning:
         """Appends the segments of a program to the tape."""
         return CpuRunning(self.tape, self.tape.add([c.ops for c in commands if isinstance(c, Segment)]))

@@ -75,8 +75,13 @@ class CudaPart:
         raise KernelError(f"{w.name} lies on {self.device}: it cannot be streamed from there")
 
     def stream(self, streamed: Streamed) -> None:
-        """Takes these matrices from main memory in every step of the programs that are prepared next."""
+        """Takes these matrices from main memory in every step of the programs for many tokens that are prepared next;
+        the other programs find the last blocks where such a step leaves them."""
         self._stream = self._set.device.run(self._holdings.stream, streamed)
+
+    def refill(self) -> None:
+        """Brings what a step that streams leaves, where none has ended well since the last."""
+        self._set.device.run(self._holdings.refill)
 
     def prepare(self, commands: Sequence[Command], link: Link, fewest: int = 1) -> CudaRunning:
         """Captures the graphs of a program."""
@@ -89,8 +94,9 @@ class CudaPart:
                 flag = link.flag(c.transfer)
                 pieces.append(Crossing(isinstance(c, Receive), parts, flag, link.abort))
         made = self._set.device.run(
-            Graphs, self._holdings, pieces, lambda rows: rows <= link.linked_rows, brings=self._stream, fewest=fewest
-        )
+            Graphs, self._holdings, pieces, lambda rows: rows <= link.linked_rows,
+            brings=self._stream if fewest > 1 else None, fewest=fewest,
+        )  # fmt: skip
         self._graphs.append(made)
         return CudaRunning(self._holdings, made)
 

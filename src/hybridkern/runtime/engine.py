@@ -42,11 +42,10 @@ class Engine:
     n_ctx: most tokens of a sequence. n_batch: most tokens of one call's step, n_ubatch: of one replay (default 512, on
     a GPU 2048; at most n_batch). kv_type: f16, q8_0, q4_0, f32. threads: for single tokens, threads_batch: for more
     (default: as threads). n_seq: sequences at a time; n_kv_pages: pages of 128 tokens that they share (default: four
-    full contexts, on a GPU one and some pages). file: kept open as long as the engine, for weights that stay mapped.
-    device: the number of the GPU that everything lies on, None for the CPU; assignment: where each thing lies instead,
-    and how many tokens a step has at most; factories: what makes the parts of devices, by their names. cpu: name of the
-    CPU's kernel set. progress(done, total): bytes of weights packed or uploaded. repack: False multiplies the file's
-    rows on the CPU as they lie. Calls from several threads queue.
+    full contexts, on a GPU one and some pages). file: kept open, for weights that stay mapped. device: the number of
+    the GPU that everything lies on, None for the CPU; assignment: where each thing lies instead, and the tokens of a
+    step; factories: what makes the parts of devices, by name. cpu: name of the CPU's kernel set. progress(done,
+    total): bytes packed or uploaded. repack: False multiplies the file's rows on the CPU as they lie. Calls queue.
     """
 
     def __init__(
@@ -101,20 +100,15 @@ class Engine:
         )  # fmt: skip
         try:
             self._cache = KVCache(AllPages(list(self.parts.values())), n_ctx=self.n_ctx, n_seq=n_seq, n_pages=n_pages)
-            model = division, recorder.ops, logits, assignment
-            self._programs = programs_of(*model, self.parts, sizes, self._cache.table.ctypes.data)
-            self._made = self._programs[0][1]
+            model = division, recorder.ops, logits, assignment, self.parts, sizes
+            self._programs = programs_of(*model, self._cache.table.ctypes.data)
+            programs, self._made = [(n, made.program) for n, made in self._programs], self._programs[0][1]
+            ring, ahead = [self._made.slot() for _ in range(RING)], self._made.ahead()
             self._stepper = Stepper(
-                [(fewest, made.program) for fewest, made in self._programs],
-                self._cache,
-                [self._made.slot() for _ in range(RING)],
-                self._made.ahead(),
-                n_vocab=self.n_vocab,
-                n_ubatch=self.n_ubatch,
-                max_outputs=self.max_outputs,
-                threads=self.threads,
-                threads_batch=self.threads_batch,
-            )
+                programs, self._cache, ring, ahead, n_vocab=self.n_vocab, n_ubatch=self.n_ubatch,
+                max_outputs=self.max_outputs, threads=self.threads, threads_batch=self.threads_batch,
+                refills=[part.refill for part in self.parts.values()],
+            )  # fmt: skip
         except BaseException:
             for part in self.parts.values():
                 part.close()
@@ -215,9 +209,7 @@ class Engine:
 
     def greedy(self, sequence: int, tokens: int | Sequence[int], *, variant: int = 0) -> tuple[int, float]:
         """Append a token or several; the likeliest next one (the lowest id among equals) and its log-probability.
-
-        Raises SamplingError where the logits hold NaN or are all -inf; the tokens then stay appended.
-        """
+        Raises SamplingError where the logits hold NaN or are all -inf; the tokens then stay appended."""
         if isinstance(tokens, int) or len(tokens) == 1:
             token = tokens if isinstance(tokens, int) else int(tokens[0])
             if not 0 <= token < self.n_vocab:
@@ -243,6 +235,11 @@ class Engine:
         page is full or it stands at position `before`."""
         with self._turn as lock:
             self._stepper.arm(decoding, lock, sequence, variant, before)
+
+    def use_threads(self, threads: int, threads_batch: int) -> None:
+        """From the next step on, for single tokens and for more; `describe` tells those that it began with."""
+        with self._turn:
+            self.threads, self.threads_batch = self._stepper.use_threads(threads, threads_batch)
 
     def cancel(self) -> None:
         """End the call that is running, from another thread: it raises `Cancelled`."""

@@ -37,6 +37,7 @@ def load(
     split_mode: str = "layer",
     tensor_split: Sequence[float] = (),
     plan: Plan | str | os.PathLike[str] | None = None,
+    tuned: bool = True,
     mmap: bool = True,
     mlock: bool = False,
     sha256: str | None = None,
@@ -67,6 +68,7 @@ def load(
     fit_ctx: without n_ctx, fitting may shrink the context to this (default 4096).
     split_mode, tensor_split: "layer" may use several GPUs, in these shares; "none" uses one.
     plan: a Plan, or the file of one that was saved: it is followed as it is.
+    tuned: False does without what `hybridkern tune` found for this model on this machine.
     mmap, mlock: map the file instead of reading it; keep its pages in memory.
     sha256: refuse the file unless its digest is this.
     validate: read every tensor first and refuse NaN and infinite scales.
@@ -96,6 +98,7 @@ def load(
         split_mode=split_mode,
         tensor_split=tensor_split,
         plan=plan,
+        tuned=tuned,
         mmap=mmap,
         mlock=mlock,
         validate=validate,

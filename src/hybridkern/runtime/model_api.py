@@ -6,6 +6,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ class Model:
         loaded = LoadedModel.from_gguf(file)
         if tap is not None:
             loaded = tap(loaded)
+            options = replace(options, tuned=False)  # the plan that was measured knows of no taps
         if options.validate:
             require_finite(file)
         self.vocabulary = Vocabulary.from_metadata(file.metadata)
@@ -57,7 +59,8 @@ class Model:
         self.config = loaded.config
         self.n_vocab: int = loaded.config.n_vocab
         self.long_after = loaded.long_after
-        self.plan, self.engine = replanned(partial(self._engine, options, progress), Planner(loaded, file, options))
+        planner = Planner(loaded, file, options)
+        self.plan, self.engine = replanned(partial(self._engine, planner, progress), planner)
         self.kv_type, self.n_ctx = self.plan.kv_type, self.plan.n_ctx
         if self.n_ctx > loaded.config.context_length:
             warnings.warn(
@@ -74,8 +77,9 @@ class Model:
         self._templates: dict[str | None, ChatTemplate] = {}
         self.closed = False
 
-    def _engine(self, options: LoadOptions, progress: Callable[[int, int], None] | None, plan: Plan) -> Engine:
+    def _engine(self, planner: Planner, progress: Callable[[int, int], None] | None, plan: Plan) -> Engine:
         """That follows the plan."""
+        options = planner.options
         for text in plan.notes:
             warnings.warn(text, stacklevel=6)
         return Engine(

@@ -96,7 +96,12 @@ class Part(Protocol):
         ...
 
     def stream(self, streamed: Streamed) -> None:
-        """Takes these matrices from main memory in every step of the programs that are prepared next."""
+        """Takes these matrices from main memory in every step of the programs for many tokens that are prepared next;
+        the other programs find the last blocks where such a step leaves them."""
+        ...
+
+    def refill(self) -> None:
+        """Brings what a step that streams leaves, where none has ended well since the last."""
         ...
 
     def locked(self, nbytes: int) -> Any:

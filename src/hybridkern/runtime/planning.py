@@ -15,18 +15,20 @@ from hybridkern.kernels.cpu.selection import chosen_name
 from hybridkern.model import LoadedModel
 from hybridkern.plan.assignment import CPU
 from hybridkern.plan.devices import MARGIN, MIB, Gpu, Host
+from hybridkern.plan.inventory import Inventory
 from hybridkern.plan.plan import Plan
-from hybridkern.plan.planning import Task, check_replay, make_plan
+from hybridkern.plan.planning import Task, check_replay, fingerprint, make_plan
 from hybridkern.plan.rates import Rates
 from hybridkern.plan.sizes import Shape
 from hybridkern.plan.unread import Unread
 
-from . import footprint
+from . import footprint, tuned
 from .arguments import LoadOptions
 from .calibration import are_known, calibrate, known_rates
 from .engine import GPU_LOGITS_BYTES, GPU_SPARE_PAGES, LOGITS_BYTES
 from .locate import locate
 from .threads import default_threads
+from .tuned import Tuned
 
 N_SEQ = 64  # sequences at a time
 TRIES = 3  # plans made again
@@ -40,6 +42,15 @@ def plan(path: str | os.PathLike[str] | None, **options: Any) -> Plan:
     checked = LoadOptions.checked(**(_DEFAULTS | options))
     with GGUFFile.open(locate(path).path) as file:
         return plan_file(file, checked)
+
+
+def surroundings(path: str | os.PathLike[str] | None, **options: Any) -> tuple[dict[str, Any], list[Gpu]]:
+    """What tuning depends on with these arguments of `load` (`tuned.facts`), and the GPUs that a plan may use."""
+    checked = LoadOptions.checked(**(_DEFAULTS | options))
+    with GGUFFile.open(locate(path).path) as file:
+        gpus, others = find_gpus(checked, True)
+        trained = LoadedModel.from_gguf(Unread(file)).config.context_length
+        return tuned.facts(checked, trained, gpus, others), gpus
 
 
 _DEFAULTS: dict[str, Any] = {
@@ -59,6 +70,8 @@ class Planner:
     def __init__(self, model: LoadedModel, file: GGUFFile, options: LoadOptions, pretends: bool = False) -> None:
         self._model, self._file, self._options, self._pretends = model, file, options, pretends
         self._name = os.path.basename(file.path)
+        self.options = options  # with what was tuned
+        self._tuned_failed = ""
 
     @property
     def replays(self) -> bool:
@@ -71,10 +84,43 @@ class Planner:
         if options.repeats:
             assert options.plan is not None
             check_replay(options.plan, self._model)
-            return options.plan
+            return replace(options.plan, tuned="")
         gpus, others = find_gpus(options, self._pretends)
+        record, said = self._tuned(gpus, others)
+        if record is None:
+            self.options = options
+            return replace(self._placed(gpus, others), tuned=said)
+        self._tuned_failed = "memory is short"  # if this is asked for again
+        self.options = record.applied(options)
+        if record.plan is not None:
+            return replace(record.plan, tuned=record.summary())
+        return replace(self._placed(gpus, others), tuned=record.summary())
+
+    def _tuned(self, gpus: Sequence[Gpu], others: Sequence[int]) -> tuple[Tuned | None, str]:
+        """What was tuned for this model and counts here, or why it does not."""
+        if not self._options.tuned:
+            return None, ""
+        try:
+            mark = fingerprint(Inventory.of(self._model))
+            record = tuned.read(mark)
+        except tuned.DamagedFile as error:
+            _say(f"what `hybridkern tune` kept is not used: {error}; tune again, or remove the file")
+            return None, ""
+        if record is None:
+            return None, ""
+        options = self._options
+        now = tuned.facts(options, self._model.config.context_length, gpus, others)
+        why = tuned.changed(record.facts, now) or tuned.contradiction(options, record, gpus) or self._tuned_failed
+        why = why or tuned.short(record, options, gpus, footprint.available_memory())
+        if record.plan is not None and record.plan.fingerprint != mark:
+            why = "its plan is of another model"
+        return (None, f"what was tuned is not used: {why}") if why else (record, "")
+
+    def _placed(self, gpus: Sequence[Gpu], others: Sequence[int]) -> Plan:
+        """One GPU, if it holds everything; else all."""
+        options = self.options
         if others and not options.tensor_split and len(options.gpu_memory) < 2:
-            try:  # one GPU, if it holds everything
+            try:
                 made = self._on(gpus)
             except (OutOfMemoryError, ArgumentError):
                 made = None
@@ -87,7 +133,7 @@ class Planner:
         try:
             return self._chosen(gpus)
         except KernelError as error:  # a cache or a format that no kernel of a GPU knows
-            if not gpus or self._options.wants_gpu:
+            if not gpus or self.options.wants_gpu:
                 raise
             _say(f"everything runs on the CPU: {error}")
             return self._chosen([])
@@ -96,7 +142,7 @@ class Planner:
         """By known rates; where they decide something and nobody has measured them, they are measured first."""
         numbers = [int(g.name[4:]) for g in gpus if not g.pretended]
         made = self._made(gpus, known_rates(numbers, self._threads))
-        decided = CPU in made.assignment.devices and gpus and self._options.rules.fills
+        decided = bool(gpus) and CPU in made.assignment.devices  # what lies where, or what is streamed
         if self._pretends or not decided or are_known(numbers, self._threads):
             return made
         _say("measuring the rates of this machine, once, for two seconds (`hybridkern doctor` shows them)")
@@ -112,13 +158,14 @@ class Planner:
 
     @property
     def _threads(self) -> int:
+        """Whose rates are known: those of the usual number tell about tuned ones too."""
         return self._options.threads or default_threads()
 
     def _host(self) -> Host:
-        return Host(footprint.available_memory(), self._threads)
+        return Host(footprint.available_memory(), self.options.threads or default_threads())
 
     def _task(self) -> Task:
-        o, config = self._options, self._model.config
+        o, config = self.options, self._model.config
         n_vocab = config.n_vocab
         n_ctx = o.context(config.context_length)
 

@@ -5,7 +5,7 @@ Callers hold the engine's lock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -48,8 +48,8 @@ def token_array(tokens: Sequence[int] | npt.NDArray[np.integer], n_vocab: int) -
 
 class Stepper:
     """Runs programs over a ring of slots. programs: (tokens of a step from which on it is used, program), ascending;
-    the first is for single tokens. ahead: two more slots for greedy steps that a GPU is given ahead, or none. threads:
-    for single tokens; threads_batch: for more."""
+    the first is for single tokens. refills: bring what the first reads of that which the others leave. ahead: two more
+    slots for greedy steps that a GPU is given ahead, or none. threads: for single tokens; threads_batch: for more."""
 
     def __init__(
         self,
@@ -63,11 +63,12 @@ class Stepper:
         max_outputs: int,
         threads: int,
         threads_batch: int,
+        refills: Sequence[Callable[[], None]] = (),
     ) -> None:
         self.programs, self.cache = list(programs), cache
-        self.program = self.programs[0][1]
+        self._refills, self._is_torn = refills, True
         self.n_vocab, self.n_ubatch, self.max_outputs = n_vocab, n_ubatch, max_outputs
-        self.threads, self.threads_batch = threads, threads_batch
+        self.use_threads(threads, threads_batch)
         self._ring, self._ahead = ring, ahead
         self._next = 0
 
@@ -75,6 +76,11 @@ class Stepper:
         slot = self._ring[self._next]
         self._next = (self._next + 1) % len(self._ring)
         return slot
+
+    def use_threads(self, threads: int, threads_batch: int) -> tuple[int, int]:
+        """From the next step on; what was given."""
+        self.threads, self.threads_batch = threads, threads_batch
+        return threads, threads_batch
 
     def cancel(self) -> None:
         """End the step that is running."""
@@ -86,9 +92,27 @@ class Stepper:
         for _, program in self.programs:
             program.resume()
 
+    def _first(self) -> _cpu.Program:
+        """For steps of few tokens. What a step of many left unfinished is mended before."""
+        if self._is_torn:
+            for refill in self._refills:
+                refill()
+            self._is_torn = False
+        return self.programs[0][1]
+
     def _program(self, n: int) -> _cpu.Program:
         """For steps of n tokens."""
         return [program for least, program in self.programs if least <= n][-1]
+
+    def _replay(self, slot: Slot, n: int, m: int, greedy: bool) -> None:
+        """One step of n tokens."""
+        program, threads = self._program(n), self.threads if n == 1 else self.threads_batch
+        if program is self.programs[0][1]:
+            self._first().run(slot.native, n, m, threads, greedy)
+            return
+        self._is_torn = True  # unless it comes to its end
+        program.run(slot.native, n, m, threads, greedy)
+        self._is_torn = False
 
     def _run(self, slot: Slot, n: int, m: int, runs: Sequence[tuple[int, int]], greedy: bool = False) -> None:
         """One replay; runs: (sequence, tokens of it). On an error the cache is as before."""
@@ -97,7 +121,7 @@ class Stepper:
             for sequence, count in runs:
                 self.cache.reserve(sequence, count)
                 done += 1
-            self._program(n).run(slot.native, n, m, self.threads if n == 1 else self.threads_batch, greedy)
+            self._replay(slot, n, m, greedy)
         except BaseException:
             for sequence, _ in runs[:done]:
                 self.cache.give_back(sequence)
@@ -110,7 +134,7 @@ class Stepper:
         cache = self.cache
         position = cache.reserve(sequence, 1)
         try:
-            result = self.program.decode(self._slot().native, token, position, sequence, variant, self.threads)
+            result = self._first().decode(self._slot().native, token, position, sequence, variant, self.threads)
             cache.advance(sequence, 1)
             return result
         except BaseException:
@@ -122,7 +146,7 @@ class Stepper:
         cache = self.cache
         position = cache.reserve(sequence, 1)
         try:
-            self.program.decode_top(self._slot().native, token, position, sequence, variant)
+            self._first().decode_top(self._slot().native, token, position, sequence, variant)
             cache.advance(sequence, 1)
         except BaseException:
             cache.give_back(sequence)
@@ -133,7 +157,7 @@ class Stepper:
         length = self.cache.length(sequence)
         slot, spare = self._ahead or (self._slot(), None)
         decoding.arm(
-            self.program,
+            self._first(),
             slot.native,
             lock,
             self.cache.lengths,

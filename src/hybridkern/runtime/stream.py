@@ -5,25 +5,20 @@ with streamed blocks has two step programs: one for few tokens, in which each pr
 from `stream_from` tokens on, one in which the streamed blocks run on their GPU as though their weights lay there. What
 they read and write otherwise is the same: buffers, and the cache, which stays where it is: on that GPU, or in main
 memory, where it takes no room on the GPU, and attention is computed by the CPU.
+
+Behind such a step the weights of the last blocks are still on the GPU, and nothing else wants their room until the next
+one. The GPU computes these blocks, `stream_kept` of them, in steps of few tokens too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from hybridkern.errors import ArgumentError
 from hybridkern.kernels.interface import Op, Weight
-from hybridkern.plan.assignment import CPU, Assignment
+from hybridkern.plan.assignment import CPU, Assignment, block_of
 
 LEAST = 2  # tokens: a single one is decoded where its weights lie
-
-
-def block_of(name: str) -> int | None:
-    """The block that a tensor of the file belongs to; None for those of none."""
-    prefix, _, rest = name.partition(".")
-    number = rest.partition(".")[0]
-    return int(number) if prefix == "blk" and number.isdecimal() else None
 
 
 def checked(assignment: Assignment) -> Assignment:
@@ -38,18 +33,12 @@ def checked(assignment: Assignment) -> Assignment:
             f"streamed blocks need a number of tokens from which on they are (stream_from = {assignment.stream_from}) "
             f"and room for one at least (stream_depth = {assignment.stream_depth})"
         )
+    if not 0 <= assignment.stream_kept <= assignment.stream_depth:
+        raise ArgumentError(
+            f"of {assignment.stream_depth} streamed blocks that a GPU holds at a time, {assignment.stream_kept} are to "
+            "be kept (stream_kept)"
+        )
     return assignment
-
-
-def streaming(assignment: Assignment) -> Assignment:
-    """As steps of `stream_from` tokens and more see it: the matrices of streamed blocks are on their GPU."""
-
-    def seen(name: str, device: str) -> str:
-        block = block_of(name)
-        return device if block is None or device != CPU else assignment.streamed.get(block, device)
-
-    tensors = {name: seen(name, device) for name, device in assignment.tensors.items()}
-    return replace(assignment, tensors=tensors, streamed={}, stream_from=0, stream_depth=0)
 
 
 def first_step(assignment: Assignment) -> int:

@@ -96,7 +96,7 @@ def streamed() -> None:
     gpu, blocks = "cuda0", range(len(model.kv_specs))
     assignment = Assignment(
         dict.fromkeys(names, "cpu"), (gpu,) * len(blocks), gpu, gpu, 512,
-        streamed=dict.fromkeys(blocks, gpu), stream_from=9, stream_depth=2,
+        streamed=dict.fromkeys(blocks, gpu), stream_from=9, stream_depth=2, stream_kept=1,
     )  # fmt: skip
 
     def make(n_kv_pages: int = 16, repack: bool = True) -> Engine:

@@ -128,75 +128,7 @@ EMU hk_m512i hk_ternarylogic_epi32(hk_m512i a, hk_m512i b, hk_m512i c, int table
                        (hk_m512i){{_mm256_andnot_si256(a.h[0], c.h[0]), _mm256_andnot_si256(a.h[1], c.h[1])}});
 }
 
-/* Tiles. As strict as the processor: an instruction on tiles that are not configured, or whose sizes do not fit, stops
- * the test. Rows and bytes beyond the configuration are zero. */
-typedef struct {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-} hk_emulated_config;
-static __thread hk_emulated_config hk_tile_state __attribute__((unused));
-static __thread int8_t hk_tile_data[8][16][64] __attribute__((unused));
-
-#define HK_TILE_IS(condition)                                                                                          \
-    do {                                                                                                               \
-        if (!(condition))                                                                                              \
-            __builtin_trap();                                                                                          \
-    } while (0)
-#define TILE static __attribute__((noinline, unused)) void
-
-TILE hk_tile_loadconfig(const void *p) {
-    hk_tile_state = *(const hk_emulated_config *)p;
-    HK_TILE_IS(hk_tile_state.palette == 1 && hk_tile_state.start_row == 0);
-    for (int t = 0; t < 16; t++) {
-        int bytes = hk_tile_state.bytes[t], rows = hk_tile_state.rows[t];
-        HK_TILE_IS(bytes <= 64 && rows <= 16 && !bytes == !rows && (t < 8 || !rows));
-    }
-    __builtin_memset(hk_tile_data, 0, sizeof hk_tile_data);
-}
-TILE hk_tile_release(void) { __builtin_memset(&hk_tile_state, 0, sizeof hk_tile_state); }
-TILE hk_tile_zero(int t) {
-    HK_TILE_IS(hk_tile_state.rows[t]);
-    __builtin_memset(hk_tile_data[t], 0, sizeof hk_tile_data[t]);
-}
-TILE hk_tile_loadd(int t, const void *base, int64_t stride) {
-    hk_tile_zero(t);
-    for (int r = 0; r < hk_tile_state.rows[t]; r++)
-        __builtin_memcpy(hk_tile_data[t][r], (const char *)base + r * stride, hk_tile_state.bytes[t]);
-}
-TILE hk_tile_stored(int t, void *base, int64_t stride) {
-    HK_TILE_IS(hk_tile_state.rows[t]);
-    for (int r = 0; r < hk_tile_state.rows[t]; r++)
-        __builtin_memcpy((char *)base + r * stride, hk_tile_data[t][r], hk_tile_state.bytes[t]);
-}
-TILE hk_tile_dot(int d, int a, int b, int unsigned_b) {
-    const hk_emulated_config *s = &hk_tile_state;
-    HK_TILE_IS(s->rows[d] && s->rows[a] == s->rows[d] && s->bytes[b] == s->bytes[d] && s->bytes[a] == 4 * s->rows[b]);
-    for (int m = 0; m < s->rows[d]; m++)
-        for (int n = 0; n < s->bytes[d] / 4; n++) {
-            int32_t sum;
-            __builtin_memcpy(&sum, &hk_tile_data[d][m][4 * n], 4);
-            for (int k = 0; k < s->bytes[a]; k++) {
-                int w = hk_tile_data[b][k / 4][4 * n + k % 4];
-                sum += hk_tile_data[a][m][k] * (unsigned_b ? w & 255 : w);
-            }
-            __builtin_memcpy(&hk_tile_data[d][m][4 * n], &sum, 4);
-        }
-}
-#undef _tile_loadconfig
-#define _tile_loadconfig hk_tile_loadconfig
-#undef _tile_release
-#define _tile_release hk_tile_release
-#undef _tile_zero
-#define _tile_zero hk_tile_zero
-#undef _tile_loadd
-#define _tile_loadd hk_tile_loadd
-#undef _tile_stored
-#define _tile_stored hk_tile_stored
-#undef _tile_dpbssd
-#define _tile_dpbssd(d, a, b) hk_tile_dot(d, a, b, 0)
-#undef _tile_dpbsud
-#define _tile_dpbsud(d, a, b) hk_tile_dot(d, a, b, 1)
+#include "tiles.h"
 
 #undef _mm512_abs_epi8
 #define _mm512_abs_epi8 hk_abs_epi8

@@ -13,12 +13,13 @@ from hybridkern.kernels import _cpu
 from hybridkern.kernels.interface import Angles, Buffer, KVSpec, Vector
 
 from .fusion import ALIGN, Act, Fused, Span, product_input
-from .weights import ACT_F32, ACT_Q8_PAIR, FORMATS, CpuWeights, require_matrix
+from .weights import ACT_F32, ACT_Q8_32, ACT_Q8_PAIR, FORMATS, CpuWeights, require_matrix
 
 PAGE = 128  # tokens per KV page
 SPLIT_ROWS = 4  # most rows of attention that is split by pages
 MAX_GROUP, MAX_HEAD_DIM = 128, 512
 MAX_NORM_WIDTH = 131072
+TILE_COLUMNS = 16  # of an input in tiles of bf16
 _ELEMENTS = {"quantize": 0, "glu": 1, "add": 2, "scale": 3, "softcap": 4}
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 _LAYOUTS = {"norm": 0, "neox": 1}
@@ -134,6 +135,9 @@ class TapeBuilder:
             sizes["codes"] = self._memory(n * sizes["codes_stride"])
             sizes["scales"] = self._memory(n * sizes["scales_stride"] * 4)
             sizes["sums"] = self._memory(n * sizes["sums_stride"] * 2)
+            if act.kind == ACT_Q8_32 and self.tape.table.reads_tiles:
+                sizes["tiles_stride"] = _cpu.tiles_stride(K)
+                sizes["tiles"] = self._memory(-(-n // TILE_COLUMNS) * sizes["tiles_stride"] * 2)
         self._acts[act] = add(act.kind, alias, K, **sizes)
         return self._acts[act]
 

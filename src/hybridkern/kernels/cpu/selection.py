@@ -1,4 +1,6 @@
-"""Which kernel set runs: the best that this CPU has, or the one that HYBRIDKERN_CPU names."""
+"""Which kernel set runs: the best that this CPU has, or the one that HYBRIDKERN_CPU names.
+
+A set that rounds otherwise than all others, and with it the results of a prompt, runs only when it is named."""
 
 from __future__ import annotations
 
@@ -21,17 +23,18 @@ def why_not(name: str) -> str:
     """Why a kernel set that is not runnable is not."""
     if not {n: built for n, _, built in _cpu.kernel_sets()}[name]:
         return "not in this build"
-    if name == "amx" and _cpu.amx_denied():
+    if name.startswith("amx") and _cpu.amx_denied():
         return "this processor has it, but the operating system does not let this process use it"
     return "not on this processor"
 
 
 def chosen_name(name: str | None = None) -> str:
-    """The set to use: `name`, else what HYBRIDKERN_CPU says, else the best. Raises KernelError, listing the names."""
+    """The set to use: `name`, else what HYBRIDKERN_CPU says, else the best of those that agree to the bit. Raises
+    KernelError, listing the names."""
     wanted = name if name is not None else os.environ.get(VARIABLE) or None
     can = runnable()
     if wanted is None:
-        return can[-1]
+        return [name for name in can if name not in _cpu.rounding_sets()][-1]
     known = [n for n, _, _ in _cpu.kernel_sets()]
     if wanted not in known:
         raise KernelError(f"no CPU kernel set is called {wanted!r} ({VARIABLE}); there are {', '.join(known)}")

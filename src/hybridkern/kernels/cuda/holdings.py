@@ -152,6 +152,12 @@ class Holdings:
         self.place.place_weights(made.addresses())
         return made
 
+    def refill(self) -> None:
+        """Brings what a step that streams leaves, behind everything that is queued; in the device's thread."""
+        assert self._stream is not None
+        for made in self.streams:
+            made.refill(self._stream)
+
     def locked(self, nbytes: int) -> HostMemory:
         """Host memory that graphs read and write; it ends with this, or with the last view of it."""
         made = HostMemory(nbytes, self.device.later)

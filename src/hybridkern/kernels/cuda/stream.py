@@ -41,7 +41,7 @@ class WeightStream:
     def __init__(self, kernels: Kernels, memory: Callable[[int, str], int], streamed: Streamed) -> None:
         self._kernels, self._sources = kernels, dict(streamed.sources)
         self.layout = Ring(streamed.blocks, streamed.depth)
-        self.note = ""
+        self.note, self._kept = "", streamed.kept
         self._registered: Registered | None = None
         self._locked: Locked | None = None
         self._branches: list[Stream] = []
@@ -107,6 +107,19 @@ class WeightStream:
         finally:
             made.forget()
         return Graph(_made("capture_end", stream.handle), len(uses))
+
+    def refill(self, stream: Stream) -> None:
+        """Brings the last blocks into the ring, as every step leaves them, if anybody wants them there: behind what is
+        queued in `stream`, and waits."""
+        if not self._kept:
+            return
+        made = _Capture(self._kernels, self.layout, stream, self._branches, self._areas, self._ring, False)
+        n = len(self.layout.blocks)
+        try:
+            made.run([Run(needs=b) for b in range(n - self.layout.depth, n)], self._sources, self._locked)
+        finally:
+            stream.wait()
+            made.forget()
 
     def close(self) -> None:
         """Let main memory go. Nothing may be running, and no graph of `capture` may run again. A second call does
