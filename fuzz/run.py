@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import os
 import resource
 import shutil
@@ -20,13 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from .mutate import MAX_BYTES, mutated
 
-SECONDS = 2.0  # of processor time for one input; a blocked one is given ten times as long by the clock
+SECONDS = 2.0  # of processor time for one input, whatever else the machine does
+BLOCKED_SECONDS = 20  # by the clock
 MEMORY = 1 << 30
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -36,6 +39,14 @@ def _limit_memory() -> None:
         now = int(f.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+@contextlib.contextmanager
+def _time_limit() -> Iterator[None]:
+    """The process dies of SIGPROF if what is inside takes too much processor time."""
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    yield
+    signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def corpus_of(target: str, more: Path | None = None) -> list[bytes]:
@@ -66,10 +77,9 @@ def _plain(target: str, args: argparse.Namespace, folder: str) -> None:
         for n in range(args.first, args.first + args.n):
             raw = nth_input(corpus, args.seed, n, target == "text")
             os.pwrite(progress.fileno(), b"%020d" % n, 0)
-            signal.setitimer(signal.ITIMER_PROF, SECONDS)
-            signal.setitimer(signal.ITIMER_REAL, 10 * SECONDS)
-            run(raw, folder)
-    signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.setitimer(signal.ITIMER_REAL, BLOCKED_SECONDS)
+            with _time_limit():
+                run(raw, folder)
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -91,7 +101,7 @@ def _atheris(target: str, args: argparse.Namespace, folder: str) -> None:
     options = [
         "fuzz",
         f"-runs={args.n}",
-        f"-timeout={int(SECONDS)}",
+        f"-timeout={BLOCKED_SECONDS}",
         f"-max_len={MAX_BYTES}",
         f"-seed={args.seed}",
         "-rss_limit_mb=1536",
@@ -102,9 +112,17 @@ def _atheris(target: str, args: argparse.Namespace, folder: str) -> None:
         f"-artifact_prefix={args.keep}/",
         str(args.inputs),
     ]
+    last = os.open(os.path.join(folder, "last"), os.O_WRONLY | os.O_CREAT)
+
+    def one(raw: bytes) -> None:
+        os.pwrite(last, raw, 0)
+        os.ftruncate(last, len(raw))
+        with _time_limit():
+            run(raw, folder)
+
     quiet()
     _limit_memory()
-    atheris.Setup(options, lambda raw: run(raw, folder), custom_mutator=change)
+    atheris.Setup(options, one, custom_mutator=change)
     atheris.Fuzz()
 
 
@@ -114,8 +132,8 @@ def _worker(args: argparse.Namespace) -> None:
 
         quiet()
         _limit_memory()
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
-        TARGETS[args.target](args.replay.read_bytes(), args.worker)
+        with _time_limit():
+            TARGETS[args.target](args.replay.read_bytes(), args.worker)
     elif args.engine == "plain":
         _plain(args.target, args, args.worker)
     else:
@@ -123,8 +141,13 @@ def _worker(args: argparse.Namespace) -> None:
 
 
 def _kept(args: argparse.Namespace, folder: Path) -> str:
-    if args.engine == "atheris" or args.replay:
-        return f"{args.replay or args.keep}"
+    if args.replay:
+        return f"{args.replay}"
+    if args.engine == "atheris":  # which writes its findings itself, unless a signal ends it that it does not handle
+        raw = (folder / "last").read_bytes()
+        path = args.keep / f"{args.target}-{hashlib.sha256(raw).hexdigest()[:16]}"
+        path.write_bytes(raw)
+        return f"{path}"
     n = int((folder / "at").read_text())
     path = args.keep / f"{args.target}-{args.seed}-{n}"
     path.write_bytes(nth_input(corpus_of(args.target, args.inputs), args.seed, n, args.target == "text"))

@@ -219,6 +219,7 @@ def reader_seeds() -> Iterator[tuple[str, bytes]]:
         keys = [key("split.no", U16, no), key("split.count", U16, 3), key("split.tensors.count", I32, 3)]
         parts.append(_file([key("general.name", STRING, "n"), *keys], [Tensor(b"w%d" % no, [2], 0)]))
     yield "split", joined(parts)
+    yield "beyond", bytes(write(File([], [Tensor(b"w", [1 << 12, 4], 0), Tensor(b"v", [32], 2, 1 << 16)])))
     yield "empty", b""
     yield "header", b"GGUF\3\0\0\0" + bytes(16)
     yield "big-endian", b"GGUF\0\0\0\3" + bytes(16)

@@ -20,6 +20,7 @@ from hybridkern.gguf import GGUFFile, require_finite, validate_quants
 from hybridkern.model import LoadedModel
 from hybridkern.text import ChatTemplate, Detokenizer, Vocabulary
 
+from .places import LARGEST, placed
 from .wire import parts_of
 
 LONGEST_MESSAGE = 20_000
@@ -39,6 +40,7 @@ def expected(path: str = "") -> Iterator[None]:
         yield
     except HybridKernError as e:
         message = str(e)
+        path = path.encode("utf-8", "backslashreplace").decode()
         if (
             len(message) > LONGEST_MESSAGE
             or path not in message
@@ -47,18 +49,6 @@ def expected(path: str = "") -> Iterator[None]:
             raise Finding(f"a bad message: {message[:500]!r}") from e
         if isinstance(e.__cause__ or e.__context__, MemoryError):
             raise Finding(f"memory ran out: {message[:500]!r}") from e
-
-
-def _written(folder: str, raw: bytes) -> list[str]:
-    """The input's files in `folder`, named as split models are."""
-    parts = parts_of(raw)
-    paths = []
-    for no, part in enumerate(parts, 1):
-        name = f"m-{no:05d}-of-{len(parts):05d}.gguf" if len(parts) > 1 else "m.gguf"
-        paths.append(os.path.join(folder, name))
-        with open(paths[-1], "wb") as f:
-            f.write(part)
-    return paths
 
 
 def _read_metadata(file: GGUFFile, dice: int) -> None:
@@ -103,44 +93,59 @@ def _read_data(file: GGUFFile, dice: int) -> None:
 def _cut_while_open(file: GGUFFile, dice: int) -> None:
     """Somebody cuts the file while it is open: an error, whether by the size or by the page that is gone."""
     path = file.paths[dice % len(file.paths)]
-    os.truncate(path, os.path.getsize(path) // 2)
+    size = os.path.getsize(path)
+    os.truncate(path, size // 2)
     for name in file.tensors:
         with expected():
             int(file.data(name).sum())
     try:
         file.check_intact()
     except GGUFError:
+        os.truncate(path, size)  # what was lost stays lost: a page that was touched meanwhile is remembered
+        with expected(path):
+            file.check_intact()
         return
     raise Finding("a file that was cut is called intact")
+
+
+def _options(paths: list[str], raw: bytes, dice: int) -> dict[str, Any]:
+    options: dict[str, Any] = {"mmap": bool(dice & 1), "mlock": dice % 61 == 0}
+    if dice % 31 == 0 and not any(os.path.exists(p) and os.path.getsize(p) > LARGEST for p in paths):
+        first = parts_of(raw)[0] if dice % 2 else b""
+        digest = hashlib.sha256(first).hexdigest()[: 63 if dice % 7 == 0 else 64]
+        options["sha256"] = ",".join([digest] * (1 + dice % 3))
+    return options
 
 
 def reader(raw: bytes, folder: str) -> None:
     """Open a file, read all of it, bind a model to it."""
     dice = zlib.crc32(raw)
-    paths = _written(folder, raw)
-    options: dict[str, Any] = {"mmap": bool(dice & 1), "mlock": dice % 61 == 0}
-    if dice % 31 == 0:
-        first = parts_of(raw)[0] if dice % 2 else b""
-        options["sha256"] = ",".join([hashlib.sha256(first).hexdigest()] * (1 + dice % 3))
-    with expected(paths[0] if len(paths) == 1 and "sha256" not in options else ""):
-        with GGUFFile.open(paths[0], **options) as file:
-            if not (file.nbytes and file.version in (2, 3) and file.alignment >= 8):
-                raise Finding("a file that says nothing of itself")
-            _read_metadata(file, dice)
-            _read_data(file, dice)
-            with expected():
-                LoadedModel.from_gguf(file)
-            with expected():
-                Vocabulary.from_metadata(file.metadata)
-            if dice % 17 == 0:
-                _cut_while_open(file, dice)
-            else:
-                file.check_intact()
-        with expected(paths[0]):
-            file.check_intact()
-        for name in file.tensors:
+    with placed(folder, raw, dice // 19 if dice % 19 == 0 else 0) as paths:
+        options = _options(paths, raw, dice)
+        with expected(paths[0] if len(paths) == 1 and "sha256" not in options else ""):
+            with GGUFFile.open(paths[0], **options) as file:
+                _read_all(file, dice)
             with expected(paths[0]):
-                file.data(name)
+                file.check_intact()
+            for name in file.tensors:
+                with expected(paths[0]):
+                    file.data(name)
+
+
+def _read_all(file: GGUFFile, dice: int) -> None:
+    if not (file.nbytes and file.version in (2, 3) and file.alignment >= 8):
+        raise Finding("a file that says nothing of itself")
+    cut = dice % 34  # 0: before the data was looked at, 17: after it
+    _read_metadata(file, dice)
+    (_read_data if cut else _cut_while_open)(file, dice)
+    with expected():
+        LoadedModel.from_gguf(file)
+    with expected():
+        Vocabulary.from_metadata(file.metadata)
+    if cut == 17:
+        _cut_while_open(file, dice)
+    elif cut:
+        file.check_intact()
 
 
 def _texts(metadata: Any) -> list[str]:
@@ -173,8 +178,7 @@ def _round_trip(vocabulary: Vocabulary, text: str, special: bool) -> None:
 def text(raw: bytes, folder: str) -> None:
     """Build the vocabulary of a file, encode its key `fuzz.text`, decode, and render its chat template."""
     dice = zlib.crc32(raw)
-    paths = _written(folder, raw)
-    with expected(), GGUFFile.open(paths[0]) as file:
+    with placed(folder, raw) as paths, expected(), GGUFFile.open(paths[0]) as file:
         vocabulary = Vocabulary.from_metadata(file.metadata)
         for sample in _texts(file.metadata):
             with expected():

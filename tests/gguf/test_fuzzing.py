@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from fuzz.places import placed
 from fuzz.run import corpus_of
 from fuzz.seeds import reader_seeds, text_seeds
 from fuzz.targets import Finding, expected
 
-from hybridkern.errors import GGUFError
+from hybridkern.errors import GGUFError, HybridKernError
+from hybridkern.gguf import GGUFFile
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,6 +63,24 @@ def test_messages_that_cannot_be_used_are_found():
         raise GGUFError("path.gguf: what is wrong")
     with pytest.raises(KeyError), expected():
         raise KeyError
+
+
+def test_what_stands_in_a_file_s_place(tmp_path):
+    """Every kind of odd place comes up, is refused for what it is, and is gone afterwards."""
+    raw, results = dict(reader_seeds())["split"], set()
+    first = raw[9 : 9 + int.from_bytes(raw[5:9], "little")].replace(b"split.count", b"other.count")
+    for dice in range(1, 500):
+        with placed(str(tmp_path), first, dice) as (path,):
+            try:
+                GGUFFile.open(path, mmap=False).close()
+                results.add("opened")
+            except HybridKernError as e:
+                results.add(str(e).split(": ", 1)[1])
+    opening = ("it is a socket", "No such file", "Too many levels", "File name too long", "embedded null")
+    reading = ("is a directory", "is a pipe", "is a device", "the file at byte 0: is empty", "the magic at byte 4: the")
+    for reason in ("opened", *(f"cannot be opened: {why}" for why in opening), *reading):
+        assert any(result.startswith(reason) for result in results), (reason, results)
+    assert not any(tmp_path.iterdir())
 
 
 def test_the_corpus_is_what_its_script_writes():

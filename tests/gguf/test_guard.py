@@ -49,7 +49,7 @@ sys.modules["hybridkern.kernels._cpu"] = hybridkern.kernels._cpu = cpu
 from hybridkern.errors import GGUFError
 from hybridkern.gguf import GGUFFile, guard, validate_quants
 path = sys.argv[2]
-assert guard.available()
+assert guard._calls() is cpu
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +16,14 @@ CPU = ROOT / "csrc" / "cpu"
 SIMDE = Path("/usr/include/simde/x86/avx512.h")
 SHIM = Path(__file__).parent / "simde"  # an immintrin.h that stands in for the compiler's
 BASE_FLAGS = ["-std=gnu11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Werror"]
+SANITIZE = os.environ.get("HYBRIDKERN_SANITIZE", "")
+SANITIZER = (f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-g1", "-O0", "-Wno-error") if SANITIZE else ()
+
+
+def gcc(*args: str) -> None:
+    """Run the compiler, with sanitizers where the environment asks for them; it needs none itself."""
+    env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+    subprocess.run(["gcc", *args, *SANITIZER], check=True, timeout=600, env=env)
 
 
 def cmake_flags(isa: str) -> list[str]:
@@ -50,7 +59,5 @@ def build(isa: str, sources: tuple[str, ...]) -> ctypes.CDLL | str:
         flags = ["-mavx2", "-mfma", "-mf16c", "-Wno-psabi", "-Wno-error", f"-I{SHIM}"]
     lib = out / f"lib{isa}.so"
     paths = [str(ROOT / "csrc" / s) for s in sources]
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", *BASE_FLAGS, *flags, *paths, "-o", str(lib), "-lm"], check=True, timeout=600
-    )
+    gcc("-shared", "-fPIC", *BASE_FLAGS, *flags, *paths, "-o", str(lib), "-lm")
     return ctypes.CDLL(str(lib))

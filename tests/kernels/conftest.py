@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+import guarded
 from quant_lib import Library, built_isas, compile_library
 
+
+@pytest.fixture(params=["behind", "front"])
+def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """On which side of the buffers of a test the guard page lies tight."""
+    monkeypatch.setitem(guarded.TIGHT, "front", request.param == "front")
+    return request.param
 
 @pytest.fixture(scope="session")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Library:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import re
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from cbuild import gcc
 from guarded import at_guard, guarded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,9 +110,9 @@ def compile_library(tmp: Path, isas: list[str], emulate: bool) -> Path:
     objects = []
     for i, (path, extra) in enumerate(jobs):
         objects.append(tmp / f"{i}.o")
-        subprocess.run(["gcc", *CFLAGS, *extra, "-c", str(path), "-o", str(objects[-1])], check=True)
+        gcc(*CFLAGS, *extra, "-c", str(path), "-o", str(objects[-1]))
     library = tmp / "libhk.so"
-    subprocess.run(["gcc", "-shared", "-o", str(library), *map(str, objects), "-lm"], check=True)
+    gcc("-shared", "-o", str(library), *map(str, objects), "-lm")
     return library
 
 

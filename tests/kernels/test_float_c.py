@@ -34,6 +34,7 @@ def close(got: np.ndarray, want: np.ndarray, rel: float, floor: float = 0.0) -> 
 # ---- rows
 
 
+@pytest.mark.usefixtures("side")
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 64, 576, 2048, 4544])
 def test_rmsnorm(ops: FloatOps, rng: np.random.Generator, n: int) -> None:
     x, w, y = as_f32(rng.normal(size=n) * 30), as_f32(rng.normal(size=n)), aligned(n)
@@ -51,6 +52,7 @@ def test_rmsnorm_extremes(ops: FloatOps, value: float) -> None:
     close(y, x / np.sqrt(np.float64(x[0]) ** 2 + 1e-6), 1e-6)
 
 
+@pytest.mark.usefixtures("side")
 @pytest.mark.parametrize("n", [1, 16, 37, 576])
 def test_add_and_scale(ops: FloatOps, rng: np.random.Generator, n: int) -> None:
     a, b, y = as_f32(rng.normal(size=n)), as_f32(rng.normal(size=n)), aligned(n)
@@ -100,6 +102,7 @@ def test_softcap(ops: FloatOps, rng: np.random.Generator) -> None:
     assert np.isnan(x[3])
 
 
+@pytest.mark.usefixtures("side")
 @pytest.mark.parametrize("layout", [NORM, NEOX])
 @pytest.mark.parametrize(("dim", "rot"), [(64, 64), (128, 128), (80, 80), (96, 48), (128, 20), (256, 256)])
 def test_rope(ops: FloatOps, rng: np.random.Generator, layout: int, dim: int, rot: int) -> None:
@@ -172,6 +175,7 @@ def quantize(ops: FloatOps, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     return codes, scales, sums
 
 
+@pytest.mark.usefixtures("side")
 def test_quantize(ops: FloatOps, rng: np.random.Generator) -> None:
     x = as_f32(rng.normal(size=(64, 32)) * 10.0 ** rng.integers(-20, 20, (64, 1)))
     x[1], x[2], x[3] = 0, 1e-38, 3e4
@@ -191,6 +195,7 @@ def test_quantize(ops: FloatOps, rng: np.random.Generator) -> None:
     assert bad[4:7].all()
 
 
+@pytest.mark.usefixtures("side")
 def test_quantize_pair(ops: FloatOps, rng: np.random.Generator) -> None:
     """Two rows of codes: together x to half of a step of max|x| / 16256, in integers."""
     x = as_f32(rng.normal(size=(64, 32)) * 10.0 ** rng.integers(-20, 20, (64, 1)))
@@ -240,8 +245,14 @@ def weights(rng: np.random.Generator, kind: str, shape: tuple[int, int]) -> tupl
     return w, w.astype(np.float64)
 
 
+@pytest.mark.usefixtures("side")
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize(("rows", "k"), [(16, 1), (40, 33), (80, 576), (144, 100), (16, 2500), (48, 257)])
+@pytest.mark.parametrize(
+    ("rows", "k", "side"),
+    [*((*size, "behind") for size in ((16, 1), (40, 33), (80, 576), (144, 100), (16, 2500), (48, 257))),
+     (40, 33, "front"), (48, 257, "front")],
+    indirect=["side"],
+)  # fmt: skip
 def test_matmul(ops: FloatOps, rng: np.random.Generator, kind: str, rows: int, k: int) -> None:
     stored, values = weights(rng, kind, (rows, k))
     panels = pack_panels(stored)
@@ -254,6 +265,7 @@ def test_matmul(ops: FloatOps, rng: np.random.Generator, kind: str, rows: int, k
         close(got[:, :rows], x64 @ values.T, 1e-5, np.sqrt(k))
 
 
+@pytest.mark.usefixtures("side")
 @pytest.mark.parametrize("kind", ["f16", "bf16", "f32"])
 def test_dequant(ops: FloatOps, kind: str) -> None:
     if kind == "f32":
@@ -308,6 +320,7 @@ def fill_page(ops: FloatOps, kv: str, k: np.ndarray, v: np.ndarray) -> tuple[np.
     return planes
 
 
+@pytest.mark.usefixtures("side")
 @pytest.mark.parametrize("kv", list(KV))
 @pytest.mark.parametrize("dim", [64, 96, 128])
 def test_kv_store(ops: FloatOps, rng: np.random.Generator, kv: str, dim: int) -> None:
@@ -328,8 +341,14 @@ def softmax_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndar
     return p / p.sum(axis=1, keepdims=True) @ v
 
 
+@pytest.mark.usefixtures("side")
 @pytest.mark.parametrize("kv", list(KV))
-@pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 128), (256, 256), (192, 128), (80, 80), (72, 40)])
+@pytest.mark.parametrize(
+    ("dims", "side"),
+    [*((dims, "behind") for dims in [(64, 64), (96, 96), (128, 128), (256, 256), (192, 128), (80, 80), (72, 40)]),
+     ((96, 96), "front")],
+    indirect=["side"],
+)  # fmt: skip
 @pytest.mark.parametrize("cap", [0.0, 20.0])
 def test_attention(ops: FloatOps, rng: np.random.Generator, kv: str, dims: tuple[int, int], cap: float) -> None:
     if kv in ("q8_0", "q4_0") and (dims[0] % 32 or dims[1] % 32):

@@ -14,6 +14,8 @@ from quant_lib import CFLAGS, QUANTS, ROOT, Activations, Format, Library, exact_
 EMULATED = [isa for isa in exact_isas() if isa not in ("scalar", "avx2")]
 COLUMNS = [1, 2, 3, 4, 5, 7, 8, 12, 13, 31, 32, 33, 45, 100]
 
+BLOCKS = [*((n, "behind") for n in (1, 2, 3, 5, 8, 17, 18)), (5, "front")]  # of a row; the guard's side
+
 
 @pytest.fixture(params=[*exact_isas(), *(f"{isa}-emulated" for isa in EMULATED)])
 def kernels(request: pytest.FixtureRequest, native: Library) -> tuple[Library, str]:
@@ -64,6 +66,7 @@ def test_reference_decodes_like_gguf(fmt: Format) -> None:
     assert np.allclose(value.reshape(5, -1), want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("side")
 def test_dequantise_bits(kernels: tuple[Library, str], fmt: Format) -> None:
     lib, isa = kernels
     rng = np.random.default_rng(2)
@@ -84,7 +87,8 @@ def test_own_kernels(kernels: tuple[Library, str], fmt: Format) -> None:
         assert lib.origin(isa, fmt, 0) == isa
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8, 17, 18])
+@pytest.mark.usefixtures("side")
+@pytest.mark.parametrize(("blocks", "side"), BLOCKS, indirect=["side"])
 def test_raw_rows(native: Library, fmt: Format, blocks: int) -> None:
     """The product with raw rows: against integers, and against the bits of the documented steps."""
     rng = np.random.default_rng(blocks)
@@ -102,7 +106,8 @@ def test_raw_rows(native: Library, fmt: Format, blocks: int) -> None:
             check(got, w, act)
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8, 17, 18])
+@pytest.mark.usefixtures("side")
+@pytest.mark.parametrize(("blocks", "side"), BLOCKS, indirect=["side"])
 def test_gemv_and_gemm(kernels: tuple[Library, str], fmt: Format, blocks: int) -> None:
     lib, isa = kernels
     rng = np.random.default_rng(blocks)

@@ -20,11 +20,6 @@ def _calls() -> Any | None:
     return _cpu if hasattr(_cpu, "guard_add") else None
 
 
-def available() -> bool:
-    """Whether the fault handler is there."""
-    return _calls() is not None
-
-
 class GuardedMap(mmap.mmap):
     """A mapping whose range can be guarded; the guard goes just before the mapping does.
 

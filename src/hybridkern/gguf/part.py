@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -26,11 +27,13 @@ def open_regular(path: str) -> tuple[int, int]:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except (OSError, ValueError) as e:
         reason = e.strerror if isinstance(e, OSError) else str(e)
+        if isinstance(e, OSError) and e.errno == errno.ENXIO:
+            reason = "it is a socket, or a device that is not there"
         raise GGUFError(f"{shown_path(path)}: cannot be opened: {reason}") from e
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         os.close(fd)
-        kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+        kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe"}
         kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
         raise GGUFError(f"{shown_path(path)}: is {kind}, not a regular file")
     return fd, status.st_size
