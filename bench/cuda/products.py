@@ -17,7 +17,7 @@ import pycuda.driver as cuda
 
 from hybridkern.kernels.cuda import launches, tiles
 from hybridkern.kernels.cuda.driver import Event, Graph, Kernels, Memory, Stream, attribute
-from hybridkern.kernels.cuda.launches import MATVEC_RING, MATVEC_WARPS, Launch
+from hybridkern.kernels.cuda.launches import MATVEC_WARPS, Launch
 from hybridkern.kernels.cuda.layout import LAYOUTS, device_bytes
 
 REPEATS = 7
@@ -81,7 +81,7 @@ def rotating(b: Bench, type_name: str, rows: int, cols: int, total: int) -> list
 
 
 def matvec(
-    b: Bench, type_name: str, rows: int, cols: int, n: int = 1, warps: int = MATVEC_WARPS, ring: int = MATVEC_RING,
+    b: Bench, type_name: str, rows: int, cols: int, n: int = 1, warps: int = MATVEC_WARPS, ring: int | None = None,
 ) -> float:  # fmt: skip
     """GB/s."""
     step = b.step(n)

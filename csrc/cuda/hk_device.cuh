@@ -169,6 +169,44 @@ HK_FN u32 permute(u32 a, u32 b, u32 selector) {
     return d;
 }
 
+/* c + the two s16 of a times the bytes 0 and 1 (HIGH: 2 and 3) of b, which are unsigned. */
+template <bool HIGH> HK_FN s32 dot2(u32 a, u32 b, s32 c) {
+    s32 d;
+    if (HIGH)
+        asm("dp2a.hi.s32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    else
+        asm("dp2a.lo.s32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+/* a * b + c, on the pipe of multiplications whatever b and c are. */
+HK_FN u32 multiply_add(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+/* All bits, if all lanes are here; nothing that the compiler could know. */
+HK_FN u32 whole_warp() {
+    u32 mask;
+    asm volatile("activemask.b32 %0;" : "=r"(mask));
+    return mask;
+}
+/* The larger; NaN if one is. */
+HK_FN float larger_or_nan(float a, float b) {
+    float d;
+#if __CUDA_ARCH__ >= 800
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
+#else
+    d = a != a || a > b ? a : b;
+#endif
+    return d;
+}
+/* 1 / x for normal x and results, to an ulp. */
+HK_FN float reciprocal_of(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* --- warps --- */
 
 HK_FN float warp_sum(float x) {
@@ -198,56 +236,6 @@ HK_FN void forget_l1() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 HK_FN void allow_next() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-/* --- clusters: blocks that run at the same time and write into each other's shared memory; of one block below sm_90
- * --- */
-
-#ifndef HK_CLUSTER
-#define HK_CLUSTER 2
-#endif
-#if __CUDA_ARCH__ >= 900 && HK_CLUSTER > 1
-#define HK_CLUSTERED    __cluster_dims__(HK_CLUSTER, 1, 1)
-#define HK_CLUSTER_SIZE HK_CLUSTER
-#else
-#define HK_CLUSTERED
-#define HK_CLUSTER_SIZE 1
-#endif
-HK_FN u32 cluster_rank() { return HK_CLUSTER_SIZE > 1 ? blockIdx.x % HK_CLUSTER_SIZE : 0; }
-/* Arriving makes what was written before visible behind the wait. Without a cluster, a barrier of the block. */
-HK_FN void cluster_arrive() {
-#if HK_CLUSTER_SIZE > 1
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-HK_FN void cluster_wait() {
-#if HK_CLUSTER_SIZE > 1
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-    __syncthreads();
-#endif
-}
-/* Stores to the same place of every block's shared memory. */
-HK_FN void store_in_all(void *to, const u32 *v, int words) {
-#if HK_CLUSTER_SIZE > 1
-#pragma unroll
-    for (u32 r = 0; r < HK_CLUSTER_SIZE; r++) {
-        u32 at;
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(to)), "r"(r));
-        if (words == 1)
-            asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(at), "r"(v[0]) : "memory");
-        if (words == 2)
-            asm volatile("st.shared::cluster.v2.u32 [%0], {%1,%2};" ::"r"(at), "r"(v[0]), "r"(v[1]) : "memory");
-        if (words == 4)
-            asm volatile("st.shared::cluster.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]),
-                         "r"(v[3])
-                         : "memory");
-    }
-#else
-#pragma unroll
-    for (int i = 0; i < words; i++)
-        ((u32 *)to)[i] = v[i];
 #endif
 }
 

@@ -12,6 +12,8 @@
 #include "hk_ring.cuh"
 #include "hk_step.cuh"
 
+#define HK_SHORT_STEP 2000 /* bytes; launches.py knows it too */
+
 template <class F, class G> struct is_same {
     static constexpr bool value = false;
 };
@@ -80,20 +82,26 @@ template <class F, class G> struct group_of_parts {
     }
 };
 
+/* Steps that a warp of PARTS parts of one column (N == 1) asks for and takes at once: two short ones, so that there is
+ * more to do side by side, and less to do around it. */
+template <class F, int N, int PARTS> HK_FN constexpr int steps_of_piece() {
+    return N == 1 && PARTS == 1 && step_of<F>::BYTES <= HK_SHORT_STEP ? 2 : 1;
+}
+
 /* Where a warp's steps lie: one run of bytes after the other, each of one matrix and at most a row of tiles' records.
  */
-template <class F, class G> struct weight_runs {
+template <class F, class G, int N, int PARTS> struct weight_runs {
     const group_of_parts<F, G> &group;
     step_place place; /* of the next run */
     int left;         /* steps from there on */
     const u8 *from;
-    u32 bytes, unit; /* what is left of this run; of a whole step */
+    u32 bytes, unit; /* what is left of this run; of a piece */
 
     template <class H> __device__ __forceinline__ void locate(bool second, int at, int n) {
         u32 records = ((u32)group.a.cols + H::COLUMNS - 1) / H::COLUMNS, first = at * step_of<H>::RECORDS;
         from = group.a.part[place.part + second].w.at + ((s64)place.tile * records + first) * H::BYTES;
         bytes = min((u32)n * step_of<H>::RECORDS, records - first) * H::BYTES;
-        unit = step_of<H>::BYTES;
+        unit = steps_of_piece<H, N, PARTS>() * step_of<H>::BYTES;
     }
     __device__ __forceinline__ void next() {
         bool second = place.at >= group.steps; /* of gate and up */
@@ -106,7 +114,7 @@ template <class F, class G> struct weight_runs {
         if (left)
             place = group.behind(place, n);
     }
-    /* Asks for the next step; false if there is none. */
+    /* Asks for the next piece; false if there is none. */
     __device__ __forceinline__ bool ask(weight_ring &ring) {
         if (bytes == 0) {
             if (left == 0)

@@ -1,9 +1,9 @@
 /* The input of a matrix-vector product, into shared memory.
  *
  * One column: a cluster of two blocks normalises and quantises it for itself, each block half of it and for both. A
- * kernel of its own for that costs a launch and a round trip through L2; every block for itself costs 10 % of a product
- * with 11008 columns (and a cluster 10 % of one with 4096, which has less to share: over a whole model two are better
- * than one). More columns: halves made by hk_rows, copied if there is room, else read through L1.
+ * kernel of its own for that costs a launch and a round trip through L2; every block for itself costs 6 to 9 % of a
+ * product with 11008 columns and more of one with 4096, a cluster of four 30 %. More columns: halves made by hk_rows,
+ * copied if there is room, else read through L1.
  */
 #ifndef HK_INPUT_CUH
 #define HK_INPUT_CUH
@@ -18,6 +18,7 @@
 struct only_column {
     s8 *codes;
     u8 *meta, *meta2;
+    u64 *ready; /* counts bytes of all these and of the squares */
 };
 /* Eights [first, end) of a row of `eights`; zeros behind it. */
 template <int E>
@@ -48,36 +49,46 @@ template <int E> HK_FN float weigh_eights(float (&x)[E][8], const float (&w)[E][
 }
 template <class F, class G, class SUMS>
 HK_FN void write_metas(const only_column &to, int eight, float scale, const SUMS &sums) {
-    if ((threadIdx.x & 3) == 0)
-        write_meta<F>(to.meta, eight >> 2, scale, sums);
-    if (!is_same<F, G>::value && (threadIdx.x & 3) == 1)
-        write_meta<G>(to.meta2, eight >> 2, scale, sums);
+    u32 rank = threadIdx.x & 3; /* the four lanes of a unit send to a block each */
+    if (rank >= HK_CLUSTER_SIZE)
+        return;
+    write_meta<F>(to.meta, eight >> 2, scale, sums, to.ready, rank);
+    if (!is_same<F, G>::value)
+        write_meta<G>(to.meta2, eight >> 2, scale, sums, to.ready, rank);
+}
+/* The first N of a thread's E eights, side by side: no branch in between. */
+template <class F, class G, int E, int PARTS, int N>
+HK_FN void quantise_some(const float (&x)[E][8], int first, int end, const only_column &to) {
+    float scale[N];
+    s32 sums[N][2], sums2[N][2][2];
+    u32x2 word[N];
+    u32x4 words[N];
+#pragma unroll
+    for (int k = 0; k < N; k++)
+        if constexpr (PARTS == 1)
+            word[k] = quantise_eight(x[k], scale[k], sums[k]);
+        else
+            quantise_eight(x[k], words[k], scale[k], sums2[k]);
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        int i = first + k * blockDim.x + threadIdx.x;
+        if (i >= end)
+            break;
+        if constexpr (PARTS == 1) {
+            send_to_all(to.codes + 8 * i, word[k].v, 2, to.ready);
+            write_metas<F, G>(to, i, scale[k], sums[k]);
+        } else {
+            send_to_all(to.codes + place_of_eight(i), words[k].v, 4, to.ready);
+            write_metas<F, G>(to, i, scale[k], sums2[k]);
+        }
+    }
 }
 template <class F, class G, int E, int PARTS = 1>
 HK_FN void quantise_eights(const float (&x)[E][8], int first, int end, const only_column &to) {
-#pragma unroll
-    for (int k = 0; k < E; k++) {
-        int i = first + k * blockDim.x + threadIdx.x;
-        if (i - (int)threadIdx.x >= end)
-            break;
-        float scale;
-        if constexpr (PARTS == 1) {
-            s32 sums[2];
-            u32x2 word = quantise_eight(x[k], scale, sums);
-            if (i >= end)
-                continue;
-            store_in_all(to.codes + 8 * i, word.v, 2);
-            write_metas<F, G>(to, i, scale, sums);
-        } else {
-            s32 sums[2][2];
-            u32x4 words;
-            quantise_eight(x[k], words, scale, sums);
-            if (i >= end)
-                continue;
-            store_in_all(to.codes + place_of_eight(i), words.v, 4);
-            write_metas<F, G>(to, i, scale, sums);
-        }
-    }
+    if (E > 1 && end - first <= (int)blockDim.x)
+        quantise_some<F, G, E, PARTS, 1>(x, first, end, to);
+    else
+        quantise_some<F, G, E, PARTS, E>(x, first, end, to);
 }
 /* The blocks of a cluster share the work. A norm's factor belongs to all values alike, so it is left to the sums: only
  * the squares are added here. */
@@ -89,8 +100,7 @@ HK_FN void prepare_input(const hk_matvec_args &a, const only_column &to, float *
     float x[E][8], w[E][8], sum = 0;
     if (NORMALISE)
         load_eights<E>(a.norm, weights, first, end, false, w);
-    if (HK_CLUSTER_SIZE > 1)
-        cluster_wait(); /* the others are there */
+    cluster_wait(); /* the others are there */
     wait_for_previous();
     for (int base = first; base < end; base += E * blockDim.x) {
         load_eights<E>(a.x, eights, base, end, true, x);
@@ -104,10 +114,14 @@ HK_FN void prepare_input(const hk_matvec_args &a, const only_column &to, float *
     if (NORMALISE) {
         u32 total = __float_as_uint(warp_sum(sum));
         if ((threadIdx.x & 31) == 0)
-            store_in_all(squares + cluster_rank() * (blockDim.x >> 5) + (threadIdx.x >> 5), &total, 1);
+            send_to_all(squares + cluster_rank() * (blockDim.x >> 5) + (threadIdx.x >> 5), &total, 1, to.ready);
     }
-    cluster_arrive();
-    cluster_wait();
+    wait_for_bytes(to.ready);
+}
+/* Bytes that every block gets of an input of `steps` steps. */
+template <class F, class G, int PARTS> HK_FN u32 bytes_of_input(int steps, bool normalise) {
+    u32 metas = step_of<F, PARTS>::META + (is_same<F, G>::value ? 0 : step_of<G, PARTS>::META);
+    return steps * (step_of<F, PARTS>::CODES + 8 * metas) + (normalise ? HK_CLUSTER_SIZE * (blockDim.x >> 5) * 4 : 0);
 }
 /* Behind a barrier. */
 HK_FN float norm_factor(const hk_matvec_args &a, const float *squares) {

@@ -19,7 +19,8 @@ HK_FN int place_of_eight(int eight) {
 /* Meta of a unit of the only column, 16 bytes for every scale of its weights: what the sums of both parts start at, or,
  * for formats with mins, the sum of the inputs; then what sums are multiplied by. sums: of the high and the low part of
  * both halves. */
-template <class F> HK_FN void write_meta(u8 *meta, int unit, float scale, const s32 (&sums)[2][2]) {
+template <class F>
+HK_FN void write_meta(u8 *meta, int unit, float scale, const s32 (&sums)[2][2], u64 *ready, u32 rank) {
     int u = unit & 7;
 #pragma unroll
     for (int h = 0; h < 32 / F::SUB; h++) {
@@ -29,7 +30,7 @@ template <class F> HK_FN void write_meta(u8 *meta, int unit, float scale, const 
         if (F::HAS_MIN)
             m[0] = __float_as_uint(scale * (float)(128 * high + low));
         m[F::HAS_MIN ? 1 : 2] = __float_as_uint(scale * power_of_half(F::shift(u)));
-        store_in_all(meta + step_of<F, 2>::META * unit + 16 * h, m, 4);
+        send_to(rank, meta + step_of<F, 2>::META * unit + 16 * h, m, 4, ready);
     }
 }
 

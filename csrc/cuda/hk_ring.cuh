@@ -16,15 +16,20 @@ struct weight_ring {
     u32 slot_bytes;
     int slots, put, got, lane;
     u32 parity; /* of the slot that is taken next */
+    u8 *to;     /* the slots that are asked for and taken next */
+    const u8 *from;
 
     __device__ __forceinline__ void start() {
         put = got = 0, parity = 0;
+        from = to = data;
         start_barriers(barriers, slots, lane);
     }
     /* Asks for the next piece, whose slot must be free. */
-    __device__ __forceinline__ void ask(const u8 *from, u32 bytes) {
-        ask_piece(data + put * slot_bytes, from, bytes, barriers + put, lane);
-        put = put + 1 == slots ? 0 : put + 1;
+    __device__ __forceinline__ void ask(const u8 *piece, u32 bytes) {
+        ask_piece(to, piece, bytes, barriers + put, lane);
+        to += slot_bytes;
+        if (++put == slots)
+            put = 0, to = data;
     }
     /* The oldest piece that was asked for, once it is there. */
     __device__ __forceinline__ const u8 *take() {
@@ -35,13 +40,14 @@ struct weight_ring {
 #else
         __syncwarp();
 #endif
-        return data + got * slot_bytes;
+        return from;
     }
     /* The piece is not needed any more. */
     __device__ __forceinline__ void release() {
         __syncwarp();
+        from += slot_bytes;
         if (++got == slots)
-            got = 0, parity ^= 1;
+            got = 0, parity ^= 1, from = data;
     }
 };
 

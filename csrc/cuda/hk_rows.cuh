@@ -53,44 +53,51 @@ HK_FN bool has_second(int mode) {
 }
 HK_FN s64 source_row(const hk_rows_args &a, int t) { return a.mode == HK_ROW_SELECT ? a.step.outputs[t] : t; }
 
-/* Rounds four values by adding 1.5 * 2^23, which leaves the codes in the low bytes; times 0 where the unit is bad. */
-HK_FN u32 four_codes(const float *v, float inverse, bool bad) {
+/* Rounds four values by adding 1.5 * 2^23, which leaves the codes in the low bytes. */
+HK_FN u32 four_codes(const float *v, float inverse) {
     u32 c[4];
 #pragma unroll
     for (int j = 0; j < 4; j++)
-        c[j] = bad ? 0 : __float_as_uint(__fadd_rn(__fmul_rn(v[j], inverse), 12582912.0f));
+        c[j] = __float_as_uint(__fadd_rn(__fmul_rn(v[j], inverse), 12582912.0f));
     return permute(permute(c[0], c[1], 0x0040u), permute(c[2], c[3], 0x0040u), 0x5410u);
 }
 
-/* max|v| of a unit of 32 of which 4 neighbouring lanes hold eight values each; infinity if there is a NaN among them.
- */
+/* max|v| of a unit of 32 of which 4 neighbouring lanes hold eight values each; NaN if there is one among them. */
 HK_FN float unit_peak(const float (&v)[8]) {
-    float peak = 0, total = 0;
+    float m[4];
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        peak = fmaxf(peak, fabsf(v[j]));
-        total += fabsf(v[j]);
-    }
-    if (!(total <= HK_MAX_FLOAT))
-        peak = HK_INFINITY;
-    peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
-    return fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
+    for (int j = 0; j < 4; j++)
+        m[j] = larger_or_nan(fabsf(v[j]), fabsf(v[j + 4]));
+    float peak = larger_or_nan(larger_or_nan(m[0], m[1]), larger_or_nan(m[2], m[3]));
+    peak = larger_or_nan(peak, __shfl_xor_sync(~0u, peak, 1));
+    return larger_or_nan(peak, __shfl_xor_sync(~0u, peak, 2));
+}
+/* most / peak, correctly rounded, for peaks that are finite; 0 for those below 1e-34. As the compiler's own division,
+ * but without a branch for extreme numbers: brought to where there are none. */
+HK_FN float inverse_of(float peak, float most) {
+    float p = peak * (1.0f / 4096), r = reciprocal_of(p);
+    r = fmaf(r, fmaf(-p, r, 1.0f), r);
+    most *= 1.0f / 4096;
+    float q = most * r;
+    return peak > 1e-34f ? fmaf(r, fmaf(-p, q, most), q) : 0;
+}
+HK_FN float scale_of_peak(float peak, float most) {
+    return peak <= HK_MAX_FLOAT ? peak * (1.0f / most) : __uint_as_float(0x7FC00000u);
 }
 /* Eight values v of a unit of 32 that 4 neighbouring lanes hold together: scale = max|v| / 127, rounded to even; a unit
  * with a NaN or an infinity gets the scale NaN, so that the fault stays visible. Every lane gets the unit's scale and
  * the sums of its halves. */
 HK_FN u32x2 quantise_eight(const float (&v)[8], float &scale, s32 (&sums)[2]) {
     float peak = unit_peak(v);
-    bool bad = peak == HK_INFINITY;
-    float inverse = peak > 0 && !bad ? 127.0f / peak : 0;
-    u32x2 w = {{four_codes(v, inverse, bad), four_codes(v + 4, inverse, bad)}};
+    float inverse = inverse_of(peak, 127.0f);
+    u32x2 w = {{four_codes(v, inverse), four_codes(v + 4, inverse)}};
     s32 sum = dot4(w.v[0], 0x01010101u, dot4(w.v[1], 0x01010101u, 0));
     sum += __shfl_xor_sync(~0u, sum, 1);
     s32 other = __shfl_xor_sync(~0u, sum, 2);
     bool second = threadIdx.x & 2;
     sums[0] = second ? other : sum;
     sums[1] = second ? sum : other;
-    scale = bad ? __uint_as_float(0x7FC00000u) : peak * (1.0f / 127.0f);
+    scale = scale_of_peak(peak, 127.0f);
     return w;
 }
 
@@ -98,8 +105,7 @@ HK_FN u32x2 quantise_eight(const float (&v)[8], float &scale, s32 (&sums)[2]) {
  * sums: of both parts' halves. */
 HK_FN void quantise_eight(const float (&v)[8], u32x4 &words, float &scale, s32 (&sums)[2][2]) {
     float peak = unit_peak(v);
-    bool bad = peak == HK_INFINITY;
-    float inverse = peak > 1e-34f && !bad ? 16256.0f / peak : 0;
+    float inverse = inverse_of(peak, 16256.0f);
     u32 c[8];
 #pragma unroll
     for (int j = 0; j < 8; j++) /* adding 1.5 * 2^23 rounds; 64 makes low = (code & 127) - 64, high = code >> 7 */
@@ -123,7 +129,7 @@ HK_FN void quantise_eight(const float (&v)[8], u32x4 &words, float &scale, s32 (
         sums[1][h] = (s16)both;
         sums[0][h] = (both - sums[1][h]) >> 16;
     }
-    scale = bad ? __uint_as_float(0x7FC00000u) : peak * (1.0f / 16256.0f);
+    scale = scale_of_peak(peak, 16256.0f);
 }
 
 /* Stores columns 4 i .. 4 i + 3 of token t as halves; stride: tokens of a chunk. Inside a unit of 32 columns, place

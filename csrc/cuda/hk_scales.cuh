@@ -38,6 +38,11 @@ HK_FN u32 spread_nibbles(u32 n) {
     return (twice & 0x0F0Fu) | (twice >> 4 & 0x0F0F0000u);
 }
 
+/* Byte i of w, as a number. */
+template <bool SIGNED> HK_FN s32 byte_of(u32 w, int i) {
+    return (s32)permute(w, 0, (SIGNED ? 0x1110u * (8 + i) : 0x4440u) + i);
+}
+
 /* a: the scale area of the lane's record. */
 template <class F> HK_FN void halves_of(const u8 *a, int lane, lane_scales<F> &r) {
     u32x2 w = *(const u32x2 *)(a + 8 * (lane >> 2));
@@ -78,29 +83,48 @@ template <class F> HK_FN void six_bit_pairs_of(const u8 *a, int lane, lane_scale
 }
 HK_FN void scales_of(const u8 *a, int lane, lane_scales<unit_q4_k> &r) { six_bit_pairs_of(a, lane, r); }
 HK_FN void scales_of(const u8 *a, int lane, lane_scales<unit_q5_k> &r) { six_bit_pairs_of(a, lane, r); }
-HK_FN void scales_of(const u8 *a, int lane, lane_scales<unit_q2_k> &r) {
+/* Formats with 16 columns a scale: those of row g + 8 i as bytes of s[i], signed unless there are mins, which are bytes
+ * of m[i]; to be multiplied by d[i] and -dm[i]. */
+template <class F> struct byte_scales {
+    u32 s[2], m[2];
+    float d[2], dm[2];
+};
+HK_FN void bytes_of(const u8 *a, int lane, byte_scales<unit_q2_k> &r) {
     u32x2 w = *(const u32x2 *)(a + 8 * lane), d = *(const u32x2 *)(a + 256 + 8 * (lane >> 2));
 #pragma unroll
-    for (int v = 0; v < 8; v++) {
-        u32 s = w.v[v >> 2] & 0x0F0F0F0Fu, m = w.v[v >> 2] >> 4 & 0x0F0F0F0Fu;
-        r.s[v] = scaled_byte<0>(low_half(d.v[v >> 2]), s, v & 3);
-        r.m[v] = scaled_byte<0>(-high_half(d.v[v >> 2]), m, v & 3);
+    for (int i = 0; i < 2; i++) {
+        r.s[i] = w.v[i] & 0x0F0F0F0Fu, r.m[i] = w.v[i] >> 4 & 0x0F0F0F0Fu;
+        r.d[i] = low_half(d.v[i]), r.dm[i] = high_half(d.v[i]);
     }
 }
-HK_FN void scales_of(const u8 *a, int lane, lane_scales<unit_q6_k> &r) {
+HK_FN void bytes_of(const u8 *a, int lane, byte_scales<unit_q6_k> &r) {
     u32x2 w = *(const u32x2 *)(a + 8 * lane);
     u32 d = *(const u32 *)(a + 256 + 4 * (lane >> 2));
-#pragma unroll
-    for (int v = 0; v < 8; v++)
-        r.s[v] = scaled_byte<128>(v < 4 ? low_half(d) : high_half(d), w.v[v >> 2] ^ 0x80808080u, v & 3);
+    r.s[0] = w.v[0], r.s[1] = w.v[1];
+    r.d[0] = low_half(d), r.d[1] = high_half(d);
 }
-HK_FN void scales_of(const u8 *a, int lane, lane_scales<unit_q3_k> &r) {
+HK_FN void bytes_of(const u8 *a, int lane, byte_scales<unit_q3_k> &r) {
     u32 low = *(const u32 *)(a + 4 * lane), high = *(const u16 *)(a + 128 + 2 * lane);
     u32 d = *(const u32 *)(a + 192 + 4 * (lane >> 2)), both = permute(high, high >> 2, 0x5410u);
-    u32 w[2] = {(low & 0x0F0F0F0Fu) | (both & 0x30303030u), (low >> 4 & 0x0F0F0F0Fu) | (both << 4 & 0x30303030u)};
+    r.s[0] = (low & 0x0F0F0F0Fu) | (both & 0x30303030u), r.s[1] = (low >> 4 & 0x0F0F0F0Fu) | (both << 4 & 0x30303030u);
 #pragma unroll
-    for (int v = 0; v < 8; v++)
-        r.s[v] = scaled_byte<32>(v < 4 ? low_half(d) : high_half(d), w[v >> 2], v & 3);
+    for (int i = 0; i < 2; i++) /* less 32: no byte carries into the next */
+        r.s[i] = (r.s[i] + 0x60606060u) ^ 0x80808080u;
+    r.d[0] = low_half(d), r.d[1] = high_half(d);
+}
+template <class F> HK_FN void scales_of(const u8 *a, int lane, lane_scales<F> &r) {
+    static_assert(F::SUB == 16, "as bytes");
+    byte_scales<F> b;
+    bytes_of(a, lane, b);
+#pragma unroll
+    for (int v = 0; v < 8; v++) {
+        if (F::HAS_MIN) {
+            r.s[v] = scaled_byte<0>(b.d[v >> 2], b.s[v >> 2], v & 3);
+            r.m[v] = scaled_byte<0>(-b.dm[v >> 2], b.m[v >> 2], v & 3);
+        } else {
+            r.s[v] = scaled_byte<128>(b.d[v >> 2], b.s[v >> 2] ^ 0x80808080u, v & 3);
+        }
+    }
 }
 HK_FN void scales_of(const u8 *a, int lane, lane_scales<unit_iq4_xs> &r) {
     u32 low = *(const u16 *)(a + 2 * lane), high = a[64 + lane], d = *(const u32 *)(a + 96 + 4 * (lane >> 2));

@@ -56,12 +56,13 @@ template <int E, bool NORMALISE> HK_FN void prepare(token_block &b, const hk_ins
 template <class F>
 HK_FN int take_run(weight_stream<WARPS> &stream, int count, int units, const s8 *codes, const u8 *meta, float (&y)[2]) {
     int left = count;
+    column_place<F> column(codes, stream.lane);
     do {
-        multiply_one<F>(stream.take(), (units + F::UNITS - 1) / F::UNITS, codes, meta, stream.lane, y);
+        multiply_one<F>(stream.take(), (units + F::UNITS - 1) / F::UNITS, column, meta, stream.lane, y);
         stream.release();
         if (stream.bytes)
             stream.ask_next();
-        codes += HK_STEP_CODES;
+        column.at += HK_STEP_CODES;
         meta += 8 * step_of<F>::META;
         units -= 8;
     } while (--left && stream.bytes);

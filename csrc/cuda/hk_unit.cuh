@@ -31,9 +31,9 @@
 
 #define HK_PIECE 512
 
-/* What a lane holds of a record: x[p][c] and the bit word. */
+/* What a lane holds of a record: x[p][c] and the bit word. ones: all bits, where best the compiler does not know it. */
 template <class F> struct lane_codes {
-    u32 x[F::PIECES][4], bits;
+    u32 x[F::PIECES][4], bits, ones;
 };
 
 /* ZERO is taken off every code; PAIR_ZERO off the sum of a pair (below). SUB: columns per scale. */
@@ -54,6 +54,7 @@ template <class F> HK_FN void load_codes(lane_codes<F> &w, const u8 *record, int
         for (int c = 0; c < 4; c++)
             w.x[p][c] = v.v[c];
     }
+    w.ones = ~0u;
     w.bits = F::BITS ? *(const u32 *)(record + F::PIECES * HK_PIECE + 4 * lane) : 0;
 }
 
@@ -108,6 +109,8 @@ template <int C, int P, int SCALES> struct unit_looked_up : unit_head<C, P, fals
     template <class F> HK_FN u32 nibbles(const lane_codes<F> &w, int u, int c) {
         return w.x[u >> 1][c] >> 16 * (u & 1);
     }
+    /* For the upper half of a table, which lies backwards: ~n as -n - 1, as the pipe of logic has enough to do. */
+    template <class F> HK_FN u32 turned_over(const lane_codes<F> &w, u32 n) { return multiply_add(n, w.ones, w.ones); }
     template <class F> HK_FN void put(lane_codes<F> &w, int u, int c, int i, u32 v) {
         w.x[u >> 1][c] |= v << (4 * i + 16 * (u & 1));
     }
@@ -120,7 +123,7 @@ template <int C, int P, int SCALES> struct unit_iq4 : unit_looked_up<C, P, SCALE
     template <class F> HK_FN void code_pair(const lane_codes<F> &w, int u, int c, u32 &lower, u32 &upper) {
         u32 n = F::nibbles(w, u, c);
         lower = permute(0xBFAD9881u, 0xF6EADDCFu, n);
-        upper = permute(0x271A0E02u, 0x725A4636u, n ^ 0x8888u);
+        upper = permute(0x36465A72u, 0x020E1A27u, F::turned_over(w, n));
     }
 };
 struct unit_iq4_nl : unit_iq4<64, 1, 64> {};
@@ -133,7 +136,7 @@ struct unit_mxfp4 : unit_looked_up<64, 1, 32> {
     template <class F> HK_FN void code_pair(const lane_codes<F> &w, int u, int c, u32 &lower, u32 &upper) {
         u32 n = F::nibbles(w, u, c);
         lower = permute(0x03020100u, 0x0C080604u, n);
-        upper = permute(0xFCFDFEFFu, 0xF3F7F9FBu, n ^ 0x8888u);
+        upper = permute(0xFBF9F7F3u, 0xFFFEFDFCu, turned_over(w, n));
     }
 };
 

@@ -12,11 +12,14 @@
  * Up to four matrices over the same input form a group: of one format, or first those of one and then those of another.
  * With `glu` a tile is 16 rows of the gate and the same of up, and stores act(gate) * up.
  *
- * One launch over 9.4 MB on an H200, in a chain: 0.5 us from the end of the kernel before to the return of its
- * wait, 2.0 until the input is ready, 1.8 for the steps, which lie in shared memory long before, 0.5 for the tiles that
- * warps share. What lost: 12 warps of 80 registers (as fast, and fewer steps on their way each), bulk prefetches into
- * L2 behind the queue, before the wait (they take bandwidth from the kernel before) or after it, a larger queue, a
- * scale for every lane from integer conversions.
+ * One launch over 4096 x 11008 on an H200, in a chain, from the end of the kernel before: 0.5 us until its wait
+ * returns, 1.0 until the input is in registers, 1.9 until it is quantised and sent, 2.3 until all of it is there; then
+ * the steps, whose warps end within 0.9 us, and 0.4 for the tiles that warps share. Blocks of a cluster send each other
+ * the input with barriers that count its bytes: cluster barriers that make stores visible took 0.7 us more. What lost:
+ * 12 warps of 80 registers (+3 % Q2_K and IQ4_XS, -2 to -15 % others), 16 of 64, clusters of four (-30 %), running
+ * through the preparation once with nothing before the wait (+-0), bulk prefetches into L2 behind the queue, before the
+ * wait (they take bandwidth from the kernel before) or after it, a larger queue, a scale for every lane from integer
+ * conversions.
  */
 #include "hk_group.cuh"
 #include "hk_input.cuh"
@@ -94,7 +97,7 @@ template <class F, class G, int N, int PARTS> struct step_worker {
     static constexpr int A = N == 1 ? 2 : 4, V = tile_sums<N>::V;
     const hk_matvec_args &a;
     weight_ring &ring;
-    weight_runs<F, G> &runs;
+    weight_runs<F, G, N, PARTS> &runs;
     only_column x;
     const float *squares;
     float factor; /* 0: not worked out yet */
@@ -110,12 +113,18 @@ template <class F, class G, int N, int PARTS> struct step_worker {
         int units = (int)a.cols / 32 - 8 * first;
         const s8 *codes = x.codes + (N == 1 ? step_of<H, PARTS>::CODES : 4 * chunk) * first;
         meta += 8 * step_of<H, PARTS>::META * first;
-        for (; count; count--) {
+        constexpr int PIECE = steps_of_piece<H, N, PARTS>();
+        column_place<H> column(codes, ring.lane);
+        for (; count > 0; count -= PIECE) {
             const u8 *w = ring.take();
             int records = (units + H::UNITS - 1) / H::UNITS;
-            if constexpr (N == 1 && PARTS == 1)
-                multiply_one<H>(w, records, codes, meta, ring.lane, y);
-            else if constexpr (N == 1)
+            if constexpr (N == 1 && PARTS == 1) {
+                if (count >= PIECE)
+                    multiply_one<H, PIECE>(w, records, column, meta, ring.lane, y);
+                else
+                    multiply_one<H>(w, records, column, meta, ring.lane, y);
+                column.at += 256 * PIECE;
+            } else if constexpr (N == 1)
                 multiply_two<H>(w, records, codes, meta, ring.lane, place, y);
             else if (a.staged)
                 multiply_few<H, true>(w, records, (const u8 *)codes, chunk, ring.lane, y);
@@ -123,9 +132,9 @@ template <class F, class G, int N, int PARTS> struct step_worker {
                 multiply_few<H, false>(w, records, (const u8 *)codes, chunk, ring.lane, y);
             ring.release();
             runs.ask(ring);
-            units -= 8;
+            units -= 8 * PIECE;
             codes += N == 1 ? step_of<H, PARTS>::CODES : 4 * chunk;
-            meta += 8 * step_of<H, PARTS>::META;
+            meta += 8 * step_of<H, PARTS>::META * PIECE;
         }
     }
     /* `count` steps of the tile at p. */
@@ -162,11 +171,10 @@ template <class F, class G, int N, int PARTS> struct step_worker {
 
 template <class F, class G, int N, int PARTS = 1> HK_FN void matvec(const hk_matvec_args &a) {
     extern __shared__ __align__(128) u8 shared[];
-    constexpr int SLOT = step_of<F>::BYTES > step_of<G>::BYTES ? step_of<F>::BYTES : step_of<G>::BYTES;
-    constexpr int V = tile_sums<N>::V;
+    constexpr int F_PIECE = steps_of_piece<F, N, PARTS>() * step_of<F>::BYTES;
+    constexpr int G_PIECE = steps_of_piece<G, N, PARTS>() * step_of<G>::BYTES;
+    constexpr int SLOT = F_PIECE > G_PIECE ? F_PIECE : G_PIECE, V = tile_sums<N>::V;
     allow_next();
-    if (N == 1)
-        cluster_arrive();
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
     shared_sums<N> *left = (shared_sums<N> *)(shared + warps * a.slots * SLOT);
     u64 *barriers = (u64 *)(left + 1);
@@ -177,14 +185,23 @@ template <class F, class G, int N, int PARTS = 1> HK_FN void matvec(const hk_mat
     group_of_parts<F, G> group(a);
     int steps, asked = 0;
     step_place p = group.range(warp, warps, steps);
-    weight_runs<F, G> runs = {group, p, steps};
+    weight_runs<F, G, N, PARTS> runs = {group, p, steps};
     while (asked < a.slots && runs.ask(ring))
         asked++;
+    only_column x = {};
+    x.codes = (s8 *)(squares + 32);
+    if (N == 1) {
+        x.ready = (u64 *)x.codes;
+        x.codes += 16;
+        if (threadIdx.x == 0)
+            start_bytes(x.ready, bytes_of_input<F, G, PARTS>(group.steps, a.normalise));
+        __syncthreads();
+        cluster_arrive();
+    }
     /* What is needed at the end, into the constant cache: it was cold, and took 0.3 us there. */
     const hk_part &soon = a.part[min(p.part, HK_MAX_PARTS - 1)];
     asm volatile("" ::"l"(soon.out), "l"(soon.bias), "l"(soon.add), "l"(soon.rows));
     int n = min(N, a.step.counts[a.rows_are_outputs]); /* written before the first kernel of a step */
-    only_column x = {};
     if (n == 0) {
         if (N == 1)
             cluster_wait();
@@ -195,7 +212,6 @@ template <class F, class G, int N, int PARTS = 1> HK_FN void matvec(const hk_mat
         }
         return;
     }
-    x.codes = (s8 *)(squares + 32);
     if constexpr (N == 1) {
         x.meta = (u8 *)x.codes + step_of<F, PARTS>::CODES * group.steps;
         x.meta2 = x.meta + 8 * step_of<F, PARTS>::META * group.steps;
@@ -263,9 +279,7 @@ template <class F, class G, int N, int PARTS = 1> HK_FN void matvec(const hk_mat
     __syncthreads();
 }
 
-#ifndef HK_MATVEC_THREADS
-#define HK_MATVEC_THREADS 256
-#endif
+#define HK_MATVEC_THREADS     256
 #define HK_MATVEC_FEW_THREADS 256
 #define HK_MATVEC(lower)                                                                                               \
     HK_KERNEL HK_CLUSTERED __launch_bounds__(HK_MATVEC_THREADS, 2)                                                     \

@@ -44,9 +44,11 @@ def test_fields_lie_where_c_puts_them(tmp_path: Path) -> None:
 
 
 def test_constants_that_kernels_and_launches_share() -> None:
-    """How many blocks a cluster has, and how many warps a matrix-vector block at most."""
-    text = "".join((HEADER.parent / name).read_text() for name in ("hk_device.cuh", "matvec.cu"))
-    given = dict(re.findall(r"#define (HK_\w+) +(\d+)\n", text))
+    """How many blocks a cluster has, how many warps a matrix-vector block at most, and how long a short step is."""
+    names = ("hk_cluster.cuh", "hk_group.cuh", "matvec.cu")
+    text = "".join((HEADER.parent / name).read_text() for name in names)
+    given = dict(re.findall(r"#define (HK_\w+) +(\d+)(?: /\*.*)?\n", text))
+    assert int(given["HK_SHORT_STEP"]) == launches.MATVEC_SHORT
     assert int(given["HK_CLUSTER"]) == launches.MATVEC_CLUSTER
     assert int(given["HK_MAX_STEP_WARPS"]) == launches.MATVEC_WARPS
     assert int(given["HK_MATVEC_THREADS"]) == int(given["HK_MATVEC_FEW_THREADS"]) == 32 * launches.MATVEC_WARPS

@@ -2,6 +2,7 @@
 #ifndef HK_DEVICE_ON_HOST_H
 #define HK_DEVICE_ON_HOST_H
 #define HK_DEVICE_CUH
+#define HK_CLUSTER_CUH
 #define HK_ON_HOST
 #define __device__
 #define HK_FN             static inline
@@ -52,12 +53,20 @@ static u16 float_to_half(float f) {
     memcpy(&w, &h, 2);
     return w;
 }
+static u32 multiply_add(u32 a, u32 b, u32 c) { return a * b + c; }
+static u32 whole_warp() { return ~0u; }
+static float larger_or_nan(float a, float b) { return a != a || a > b ? a : b; }
+static float reciprocal_of(float x) { return 1 / x; }
+template <bool HIGH> static s32 dot2(u32 a, u32 b, s32 c) {
+    b >>= HIGH ? 16 : 0;
+    return c + (s16)a * (s32)(b & 255) + (s16)(a >> 16) * (s32)(b >> 8 & 255);
+}
 static u32 half2_sub(u32 a, u32 b) {
     u32 low = float_to_half(half_to_float((u16)a) - half_to_float((u16)b));
     return low | (u32)float_to_half(half_to_float((u16)(a >> 16)) - half_to_float((u16)(b >> 16))) << 16;
 }
 static float bf16_to_float(u16 h) { return __uint_as_float((u32)h << 16); }
-static void store_in_all(void *to, const u32 *v, int words) { memcpy(to, v, 4 * words); }
+static void send_to(u32, void *to, const u32 *v, int words, u64 *) { memcpy(to, v, 4 * words); }
 /* PTX prmt.b32 in its default mode. */
 static u32 permute(u32 a, u32 b, u32 selector) {
     u64 bytes = a | (u64)b << 32;

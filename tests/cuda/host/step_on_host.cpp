@@ -12,16 +12,16 @@ template <class F, int PARTS> static void prepare(const float *x, s64 cols, int 
         if constexpr (PARTS == 1) {
             s32 sums[2];
             u32x2 word = quantise_eight(v, scale, sums);
-            store_in_all(codes + 8 * i, word.v, 2);
+            send_to(0, codes + 8 * i, word.v, 2, nullptr);
             if ((lane & 3) == 0)
-                write_meta<F>(meta, (int)(i >> 2), scale, sums);
+                write_meta<F>(meta, (int)(i >> 2), scale, sums, nullptr, 0);
         } else {
             s32 sums[2][2];
             u32x4 words;
             quantise_eight(v, words, scale, sums);
-            store_in_all(codes + place_of_eight((int)i), words.v, 4);
+            send_to(0, codes + place_of_eight((int)i), words.v, 4, nullptr);
             if ((lane & 3) == 0)
-                write_meta<F>(meta, (int)(i >> 2), scale, sums);
+                write_meta<F>(meta, (int)(i >> 2), scale, sums, nullptr, 0);
         }
     }
 }
@@ -61,7 +61,7 @@ static void product(const u8 *at, s64 rows, s64 cols, const float *x, int n, int
                     if constexpr (PARTS == 2)
                         multiply_two<F>(w, (int)(records - first), c, m, lane, lane_place<F>(lane), one);
                     else if (n == 1)
-                        multiply_one<F>(w, (int)(records - first), c, m, lane, one);
+                        multiply_one<F>(w, (int)(records - first), column_place<F>(c, lane), m, lane, one);
                     else if (staged)
                         multiply_few<F, true>(w, (int)(records - first), (u8 *)half.data() + 4096 * step, 1024, lane,
                                               few);

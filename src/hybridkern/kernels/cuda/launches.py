@@ -14,8 +14,10 @@ from . import arguments as a
 from .layout import LAYOUTS, TILE
 
 MATVEC_WARPS = 8
-MATVEC_CLUSTER = 2  # blocks that prepare their input together: HK_CLUSTER of csrc/cuda/hk_device.cuh
+MATVEC_CLUSTER = 2  # blocks that prepare their input together: HK_CLUSTER of csrc/cuda/hk_cluster.cuh
 MATVEC_RING = 73 << 10  # bytes of weights that a block has on their way: two blocks must fit into a multiprocessor
+MATVEC_RINGS = {"IQ4_NL": 64 << 10, "IQ4_XS": 64 << 10, "MXFP4": 64 << 10}  # 2 % faster with less on their way
+MATVEC_SHORT = 2000  # bytes of a step of which two are taken at once: HK_SHORT_STEP of csrc/cuda/hk_group.cuh
 BLOCK_MEMORY = 227 << 10  # shared memory that a block may have
 # Pairs of formats that one launch takes (csrc/cuda/matvec.cu).
 MIXED = (
@@ -106,8 +108,9 @@ def matvec_shape(
 ) -> MatvecShape:
     """As csrc/cuda/matvec.cu lays it out. warps, ring (bytes of weights on their way): at most; limit: of memory.
     parts: of the only column's input."""
-    slot = max(256 // LAYOUTS[t].columns * LAYOUTS[t].nbytes for t in types) + 8
-    fixed = 8 * 2 * (4 if few else 1) * 32 * 4 + 8 * 4 + 16 + 32 * 4
+    steps, both = [256 // LAYOUTS[t].columns * LAYOUTS[t].nbytes for t in types], not few and parts == 1
+    slot = max(n * (2 if both and n <= MATVEC_SHORT else 1) for n in steps) + 8
+    fixed = 8 * 2 * (4 if few else 1) * 32 * 4 + 8 * 4 + 16 + 32 * 4 + (0 if few else 16)
     padded = ceil_div(cols, 256) * 256
     column = 2 * FEW * padded if few else parts * (padded + sum(padded // 32 * LAYOUTS[t].meta for t in types))
     staged = few and fixed + column + 2 * warps * slot <= limit
@@ -123,7 +126,7 @@ def matvec(
     type_name: str, step: Struct, parts: list[Struct], cols: int, *, other: tuple[str, int] | None = None, x: int = 0,
     norm: int = 0, normalise: bool = False, eps: float = 0.0, half: tuple[int, int] | None = None,
     half_stride: int = FEW, precise: bool = False, glu: str | None = None, outputs: bool = False,
-    processors: int = 132, warps: int = MATVEC_WARPS, ring: int = MATVEC_RING, limit: int = BLOCK_MEMORY,
+    processors: int = 132, warps: int = MATVEC_WARPS, ring: int | None = None, limit: int = BLOCK_MEMORY,
 ) -> Launch:  # fmt: skip
     """Products with one column (x: float32, normalised on the way; precise: with 15 bits) or up to 8 (half: their f16
     form and scales, half_stride: the tokens of a chunk of it).
@@ -131,6 +134,7 @@ def matvec(
     other: a second format and how many of the last parts have it; for one column that is not precise."""
     few = half is not None
     types = [type_name] if other is None else [type_name, other[0]]
+    ring = ring or (MATVEC_RING if few or precise else MATVEC_RINGS.get(type_name, MATVEC_RING))
     shape = matvec_shape(types, cols, few, warps, ring, limit, 1 + precise)
     x16, scale = half or (0, 0)
     n_first = len(parts) - (other[1] if other else 0)
@@ -225,17 +229,15 @@ def embed(
     scale: float,
 ) -> Launch:
     """Rows of the table by token."""
-    args = a.pack(
-        a.EMBED, step=step, table=matrix(table), out=out, rows=rows, cols=cols, out_stride=stride, scale=scale
-    )
+    to = {"out": out, "rows": rows, "cols": cols, "out_stride": stride, "scale": scale}
+    args = a.pack(a.EMBED, step=step, table=matrix(table), **to)
     return Launch(f"hk_embed_{type_name.lower()}", (n, 1, 1), (128, 1, 1), 0, args)
 
 
 def angles(step: Struct, n: int, half: int, **fields: Any) -> Launch:
     """Rotary angles of every token."""
-    return Launch(
-        "hk_angles", (n, 1, 1), (max(32, min(128, half)), 1, 1), 0, a.pack(a.ANGLES, step=step, half=half, **fields)
-    )
+    args = a.pack(a.ANGLES, step=step, half=half, **fields)
+    return Launch("hk_angles", (n, 1, 1), (max(32, min(128, half)), 1, 1), 0, args)
 
 
 def heads(step: Struct, n: int, cache: Struct, streams: list[Struct]) -> Launch:
