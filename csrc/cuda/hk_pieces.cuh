@@ -19,16 +19,27 @@ HK_FN void start_barriers(u64 *barriers, int n, int lane) {
     __syncwarp();
 #endif
 }
-/* Asks for a piece: bytes must be a multiple of 16. */
-HK_FN void ask_piece(u8 *to, const u8 *from, u32 bytes, u64 *barrier, int lane) {
+/* Asks for a piece: bytes must be a multiple of 16. ONCE: it is read once a step, and L2 must not forget other things
+ * because of it. */
+template <bool ONCE = false> HK_FN void ask_piece(u8 *to, const u8 *from, u32 bytes, u64 *barrier, int lane) {
 #if __CUDA_ARCH__ >= 900
     if (lane == 0) {
         u32 b = shared_address(barrier);
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory");
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                         shared_address(to)),
-                     "l"(from), "r"(bytes), "r"(b)
-                     : "memory");
+        if (ONCE) {
+            u64 once;
+            asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
+                         "%2, [%3], %4;" ::"r"(shared_address(to)),
+                         "l"(from), "r"(bytes), "r"(b), "l"(once)
+                         : "memory");
+        } else {
+            asm volatile(
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                    shared_address(to)),
+                "l"(from), "r"(bytes), "r"(b)
+                : "memory");
+        }
     }
 #else
     for (u32 i = 16 * lane; i < bytes; i += 512)

@@ -73,6 +73,15 @@ struct weight_run {
     u16 unit, behind;
 };
 
+/* What a warp keeps of it in shared memory. offsets: of pieces; runs: the next ones, worked out while there is nothing
+ * else to do. */
+struct warp_queue {
+    u64 barriers[HK_AHEAD];
+    weight_run runs[HK_RUNS];
+    u32 offsets[HK_AHEAD];
+    feed_place feed;
+};
+
 /* The instructions that are in shared memory: [..., known). */
 struct tape_window {
     const hk_instruction *at;
@@ -83,24 +92,30 @@ struct tape_window {
 template <int N_WARPS> struct weight_stream {
     /* memory */
     u8 *data;
-    u64 *barriers;
-    u32 *offsets;               /* of pieces */
+    warp_queue *queue;
     u32 room, area, head, tail; /* area: at the end, what attention needs of it */
     int put, got, warp, lane;
     /* what is asked for next */
     const u8 *from;
     u32 bytes, unit; /* left of a tile's run; of a step */
-    feed_place *feed;
-    weight_run *runs; /* [HK_RUNS], the next ones: worked out while there is nothing else to do */
     int first, ready;
     int reserved; /* the attention that the end of the memory is kept free for, or -1 */
     bool outputs; /* whether products of output rows are wanted */
 
+    /* Whether this lane writes what the warp shares. Lanes of the host's tests have it each for themselves. */
+    __device__ __forceinline__ bool writes() const {
+#ifdef __CUDA_ARCH__
+        return lane == 0;
+#else
+        return true;
+#endif
+    }
     __device__ __forceinline__ void start() {
         head = tail = 0, put = got = 0;
         bytes = 0, reserved = -1, first = ready = 0;
-        *feed = {-1, 0, 0, 0};
-        start_barriers(barriers, HK_AHEAD, lane);
+        if (writes())
+            queue->feed = {-1, 0, 0, 0};
+        start_barriers(queue->barriers, HK_AHEAD, lane);
     }
     /* Whether a piece has room, and where. */
     __device__ __forceinline__ bool place(u32 n, u32 &to) {
@@ -121,8 +136,9 @@ template <int N_WARPS> struct weight_stream {
     }
     __device__ __forceinline__ void ask(u32 to, u32 n) {
         int slot = put % HK_AHEAD;
-        ask_piece(data + to, from, n, barriers + slot, lane);
-        offsets[slot] = to;
+        ask_piece<true>(data + to, from, n, queue->barriers + slot, lane);
+        if (writes())
+            queue->offsets[slot] = to;
         if (put == got)
             tail = to;
         head = to + n;
@@ -131,7 +147,7 @@ template <int N_WARPS> struct weight_stream {
     /* Works out one more run; false if its instruction is not known yet. attends: whether the warp has a part in it. */
     template <class ATTENDS> __device__ __forceinline__ bool find(const tape_window &tape, ATTENDS attends) {
         __syncwarp();
-        feed_place f = *feed;
+        feed_place f = queue->feed;
         __syncwarp();
         int behind = 0;
         while (f.left == 0) {
@@ -139,7 +155,8 @@ template <int N_WARPS> struct weight_stream {
             if (next >= tape.known) {
                 if (behind) /* again, when what follows is known */
                     next = behind - 1;
-                *feed = {next - 1, 0, 0, 0};
+                if (writes())
+                    queue->feed = {next - 1, 0, 0, 0};
                 return false;
             }
             const hk_instruction &i = tape[next];
@@ -165,23 +182,27 @@ template <int N_WARPS> struct weight_stream {
         if (((int)a.cols & 255) == 0)
             tiles = min((f.v < s.n_first ? s.n_first : s.tiles) - f.v, (((int)a.part[p.part].rows + 15) >> 4) - p.tile);
         int n = min(tiles * s.steps - f.step, f.left);
-        runs[(first + ready) % HK_RUNS] = {a.part[p.part].w.at + ((s64)p.tile * records + skipped) * format.record,
-                                           min(n * per_step, tiles * records - skipped) * format.record,
-                                           (u16)(per_step * format.record), (u16)behind};
-        *feed = {f.at, f.v + tiles, 0, f.left - n};
+        weight_run run = {a.part[p.part].w.at + ((s64)p.tile * records + skipped) * format.record,
+                          min(n * per_step, tiles * records - skipped) * format.record, (u16)(per_step * format.record),
+                          (u16)behind};
+        if (writes()) {
+            queue->runs[(first + ready) % HK_RUNS] = run;
+            queue->feed = {f.at, f.v + tiles, 0, f.left - n};
+        }
         ready++;
         return true;
     }
-    /* Works out what comes next, before it is needed. */
+    /* Works out one run more, before it is needed: all at once keep the next input waiting. */
     template <class ATTENDS> __device__ __forceinline__ void look_ahead(const tape_window &tape, ATTENDS attends) {
-        while (ready < HK_RUNS && find(tape, attends))
-            ;
+        if (ready < HK_RUNS)
+            find(tape, attends);
     }
     /* The next run; false if it is not known yet, or must wait. What comes behind attention stays out of the area. */
     template <class ATTENDS> __device__ __forceinline__ bool next(const tape_window &tape, ATTENDS attends) {
         if (ready == 0 && !find(tape, attends))
             return false;
-        weight_run r = runs[first % HK_RUNS];
+        __syncwarp();
+        weight_run r = queue->runs[first % HK_RUNS];
         if (r.behind) {
             if (reserved >= 0)
                 return false;
@@ -219,7 +240,7 @@ template <int N_WARPS> struct weight_stream {
     /* The oldest piece, once it is there. */
     __device__ __forceinline__ const u8 *take() {
 #if __CUDA_ARCH__ >= 800
-        u32 b = shared_address(barriers + got % HK_AHEAD), parity = got / HK_AHEAD & 1;
+        u32 b = shared_address(queue->barriers + got % HK_AHEAD), parity = got / HK_AHEAD & 1;
         for (int tries = 0; !is_there(b, parity); tries++)
             if (tries > MOST_TRIES)
                 asm volatile("trap;");
@@ -231,7 +252,7 @@ template <int N_WARPS> struct weight_stream {
     __device__ __forceinline__ void release() {
         __syncwarp();
         if (++got != put)
-            tail = offsets[got % HK_AHEAD];
+            tail = queue->offsets[got % HK_AHEAD];
     }
 };
 

@@ -64,22 +64,14 @@ template <int HD> HK_FN void token(const hk_token_args &args) {
     extern __shared__ __align__(128) u8 shared[];
     int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
     token_block b = {args};
-    hk_instruction *tape = (hk_instruction *)(shared + WARPS * args.ring);
-    u64 *barriers = (u64 *)(tape + HK_TAPE);
-    u32 *offsets = (u32 *)(barriers + WARPS * HK_AHEAD);
-    b.sums = (float *)(offsets + WARPS * HK_AHEAD);
-    b.rest = b.sums + 16 * args.tiles;
-    b.squares = b.rest + 16 * WARPS;
-    b.place = (int *)(b.squares + 16);
-    feed_place *feeds = (feed_place *)(b.squares + 32);
-    weight_run *runs = (weight_run *)(feeds + WARPS);
-    b.input = (u8 *)(runs + WARPS * HK_RUNS);
-    b.stream.runs = runs + warp * HK_RUNS;
-    b.stream.feed = feeds + warp;
+    block_memory &memory = memory_of_block(); /* at addresses that are known here: registers are short */
+    hk_instruction *tape = memory.tape;
+    b.sums = (float *)(shared + sizeof(block_memory) + WARPS * args.ring);
+    b.rest = memory.rest, b.squares = memory.squares, b.place = memory.place;
+    b.input = (u8 *)(b.sums + 16 * args.tiles);
     b.tape = {tape, 0};
-    b.stream.data = shared + warp * args.ring;
-    b.stream.barriers = barriers + warp * HK_AHEAD;
-    b.stream.offsets = offsets + warp * HK_AHEAD;
+    b.stream.data = shared + sizeof(block_memory) + warp * args.ring;
+    b.stream.queue = memory.queues + warp;
     b.stream.room = args.ring, b.stream.area = RING;
     b.stream.warp = warp, b.stream.lane = lane;
     for (int k = thread; k < min(args.n, HK_TAPE) * (HK_INSTRUCTION_BYTES / 16); k += THREADS)
@@ -102,8 +94,8 @@ template <int HD> HK_FN void token(const hk_token_args &args) {
         b.tape.known = min(args.n, i + HK_TAPE - 1);
         b.index = i;
         STAMP(0);
-        fill(b);
         look_ahead(b);
+        fill(b);
         if (it.kind == HK_DO_ATTEND) {
             attention<HD>(b, it);
         } else if (it.kind == HK_DO_PRODUCTS) {

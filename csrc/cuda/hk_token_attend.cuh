@@ -38,11 +38,13 @@ template <int HD, int TYPE> HK_FN void attend_part(token_block &b, const hk_inst
         const hk_stream &s = h.stream[query ? 0 : 1 + j - p.rows];
         int head = query ? p.first_head + j : p.kv_head;
         float *y = queries + (query ? j : 18 + j - p.rows) * HD, *v = queries + (8 + j) * HD;
-        turn_head(s, s.x + head * s.dim, s.angles, v, y, lane);
+        turn_head<HD / 32, false>(s, s.x + head * s.dim, s.angles, v, y, lane);
         if (s.store)
             store_head<TYPE>(plane_of<TYPE>(h.cache, b.place[1], head, s.store == 2), s.dim, b.position % HK_PAGE, y,
                              lane);
     }
+    if (threadIdx.x == 0)
+        memory_of_block().part = p;
     __syncthreads();
     STAMP(2);
     fetch_items<HD, TYPE>(a, c, ring, begin, items, early, SLOTS, lane);
@@ -54,12 +56,13 @@ template <int HD, int TYPE> HK_FN void attend_part(token_block &b, const hk_inst
     walk<HD, TYPE>(a, c, ring, begin, end, q, st, o, lane);
     copies_wait<0>();
     __syncwarp();
-    if (items)
-        leave_state<HD, TYPE>(*(merged<HD> *)ring, st, o, p.rows, lane);
+    const attended &r = memory_of_block().part; /* the same again: registers are short in between */
+    if (begin < end)
+        leave_state<HD, TYPE>(*(merged<HD> *)ring, st, o, r.rows, lane);
     STAMP(3);
     const u8 *states = b.stream.data - warp * b.stream.room + b.stream.room - RING;
-    finish<HD>(a, {states, (int)b.stream.room, min(WARPS, p.end - p.begin), 0, p.first_head, p.rows, p.split, p.splits,
-                   a.arrived + p.tile, queries});
+    finish<HD>(a, {states, (int)b.stream.room, min(WARPS, r.end - r.begin), 0, r.first_head, r.rows, r.split, r.splits,
+                   a.arrived + r.tile, (float *)b.input});
     /* The memory was written by threads; copies of weights come next. */
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

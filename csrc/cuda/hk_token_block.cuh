@@ -26,14 +26,34 @@ HK_FN u64 nanoseconds() {
 #define STAMP(k)
 #endif
 
+/* A block's part: chunks [begin, end) of the heads of one KV head, or of up to 8 of them. */
+struct attended {
+    int tile, kv_head, first_head, rows, split, splits, low, begin, end;
+    bool any;
+};
+/* The part of shared memory whose size does not depend on the model: behind it weights on their way [WARPS][ring], sums
+ * [tiles][16], the input. rest: of warps that go on with a tile; squares: of warps; place: the token's sequence, and
+ * the page that its key and value go to. */
+struct __align__(128) block_memory {
+    hk_instruction tape[HK_TAPE];
+    warp_queue queues[WARPS];
+    float rest[16 * WARPS], squares[16];
+    int place[2];
+    attended part; /* for what comes behind the walk over the cache */
+};
+HK_FN block_memory &memory_of_block() {
+    extern __shared__ __align__(128) u8 shared[];
+    return *(block_memory *)shared;
+}
+
 /* What a block works with. */
 struct token_block {
     const hk_token_args &args;
     weight_stream<WARPS> stream;
     tape_window tape;
-    float *sums, *rest, *squares; /* [tiles][16], [WARPS][16] of warps that go on with a tile, [WARPS] */
+    float *sums, *rest, *squares;
     u8 *input;
-    int *place;          /* [2] the token's sequence, and the page that its key and value go to */
+    int *place;
     int index, position; /* of the instruction; of the token */
 };
 
@@ -67,11 +87,6 @@ HK_FN void wait_for_others(token_block &b, int waits) {
 
 /* --- which part of attention a block has --- */
 
-/* A block's part: chunks [begin, end) of the heads of one KV head, or of up to 8 of them. */
-struct attended {
-    int tile, kv_head, first_head, rows, split, splits, low, begin, end;
-    bool any;
-};
 HK_FN attended part_of(const hk_attend_args &a, int position) {
     attended p;
     int group = a.n_head / a.cache.n_kv, per_head = (group + 7) / 8, block = blockIdx.x;

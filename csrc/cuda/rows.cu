@@ -213,7 +213,7 @@ HK_KERNEL hk_heads(const __grid_constant__ hk_heads_args a) {
         return;
     const hk_stream &s = a.stream[k];
     float *x = s.x + t * s.stride + head * s.dim, *y = vectors[warp][1];
-    turn_head(s, x, s.angles + 2 * t * s.half, vectors[warp][0], y, lane);
+    turn_head<HK_MAX_HEAD / 32, true>(s, x, s.angles + 2 * t * s.half, vectors[warp][0], y, lane);
     if (s.norm || s.angles)
         for (int i = lane; i < s.dim; i += 32)
             x[i] = y[i];

@@ -24,16 +24,13 @@ extern "C" int stream_on_host(const hk_instruction *tape, int n, int blocks, int
     for (int block = 0; block < blocks; block++)
         for (int warp = 0; warp < WARPS; warp++) {
             blockIdx.x = block;
-            std::vector<u32> memory(ring / 4, 0xFFFFFFFF), offsets(HK_AHEAD);
+            std::vector<u32> memory(ring / 4, 0xFFFFFFFF);
             std::vector<hk_instruction> window(HK_TAPE);
-            std::vector<feed_place> feeds(32);
-            std::vector<weight_run> runs(32 * HK_RUNS);
+            std::vector<warp_queue> queues(32);
             std::vector<weight_stream<WARPS>> lanes(32);
             for (int lane = 0; lane < 32; lane++) {
                 weight_stream<WARPS> &s = lanes[lane];
-                s.data = (u8 *)memory.data(), s.offsets = offsets.data(), s.room = ring, s.area = area,
-                s.feed = &feeds[lane];
-                s.runs = &runs[lane * HK_RUNS];
+                s.data = (u8 *)memory.data(), s.room = ring, s.area = area, s.queue = &queues[lane];
                 s.warp = warp, s.lane = lane, s.outputs = outputs;
                 s.start();
             }

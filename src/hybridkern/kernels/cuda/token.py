@@ -217,7 +217,8 @@ def shape_of(made: Sequence[Instruction], limit: int) -> TokenShape:
     """As csrc/cuda/token.cu lays its memory out. Raises NotForToken where it does not fit."""
     name, warps, area = KERNELS[max((i.head for i in made), default=0) or 64]
     tiles, needed = max(2, *(i.tiles for i in made)), ceil_div(max(i.input for i in made), 16) * 16
-    fixed = TAPE * INSTRUCTION + warps * PIECES * 12 + 64 * tiles + 144 * warps + 128 + needed
+    known = TAPE * INSTRUCTION + warps * (12 * PIECES + 144) + 112  # block_memory
+    fixed = ceil_div(known, 128) * 128 + 64 * tiles + needed
     ring = (limit - fixed) // warps // 128 * 128
     piece = max(i.piece for i in made)
     if ring < area + piece:
