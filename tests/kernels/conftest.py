@@ -18,6 +18,7 @@ def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     monkeypatch.setitem(guarded.TIGHT, "front", request.param == "front")
     return request.param
 
+
 @pytest.fixture(scope="session")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Library:
     isas = built_isas()
