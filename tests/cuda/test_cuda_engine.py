@@ -68,8 +68,11 @@ def test_every_architecture_at_every_token_count(engine: Make, case: str) -> Non
             worst = max(worst, float(np.abs(e.evaluate(s, ids[n : n + 1], variant=v)[0] - want[n]).max()))
         e.free(s)
     print(case, worst)
-    # Keys, values and what attention multiplies are halves, an error that grows with blocks: measured up to 0.057.
-    assert worst <= (8e-2 if options.get("n_layer", 0) > 40 else 2e-2)
+    # Keys, values and what attention multiplies are halves, an error that grows with blocks. Of 62 blocks even the
+    # float64 pass, with keys, values and queries as halves, is off by 0.057 to 0.093, depending on noise of 2e-7 in
+    # front of their rounding (14 draws); kernels: 0.057 to 0.082. Of 46 blocks it is 0.009.
+    n_layer = options.get("n_layer", 0)
+    assert worst <= (0.12 if n_layer > 60 else 8e-2 if n_layer > 40 else 2e-2)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
