@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import time
 from dataclasses import replace
@@ -60,6 +61,32 @@ def test_the_room_and_the_function_have_one_name(large_path: Path):
 
     assert isinstance(hk.plan(large_path).assignment, Assignment)
     assert hk.plan.plan.Plan is hk.Plan
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("stream_kept", "x", "its assignment.stream_kept is 'x'"),
+        ("stream_from", 1.5, "stream_from is 1.5"),
+        ("n_ubatch", True, "n_ubatch is True"),
+        ("embedding", 5, "embedding is 5"),
+        ("kv", [7], "no name"),
+        ("kv", ["cpu"], "the caches of 1 instead of 32 blocks"),
+        ("tensors", {"blk.0.attn_q.weight": "cpu"}, "changed by hand .see blk.0"),
+    ],
+)
+def test_a_plan_that_was_changed_by_hand(large, name, value, said):
+    record = json.loads(plan(large, 2500, streams=True).to_json())
+    record["assignment"][name] = value
+    with pytest.raises(ArgumentError, match=said):
+        check_replay(Plan.from_json(json.dumps(record)), large)
+
+
+def test_a_plan_from_before_blocks_were_kept(large):
+    record = json.loads(plan(large, 2500, Rules(n_gpu_layers=0), streams=True).to_json())
+    assert record["assignment"].pop("stream_kept") > 0 and all(row.pop("kept") is not None for row in record["rows"])
+    old = Plan.from_json(json.dumps(record))
+    assert old.assignment.streamed and not old.assignment.kept
 
 
 def test_a_replayed_plan_allows_nothing_beside_it(large, tmp_path):

@@ -133,6 +133,11 @@ class Plan:
             a = record.pop("assignment")
             a["streamed"] = {int(b): d for b, d in a["streamed"]}
             a["kv"] = tuple(a["kv"])
+            _check_types(record, _PLAN_TYPES, "")
+            _check_types(a, _ASSIGNMENT_TYPES, "assignment.")
+            named = [*a["kv"], *a["tensors"].values(), *a["streamed"].values()]
+            if not all(isinstance(device, str) for device in named):
+                raise TypeError("a device of its assignment is no name")
             assignment = Assignment(**a)
             devices = tuple(DevicePlan(**d) for d in record.pop("devices"))
             rows = tuple(Row(**r) for r in record.pop("rows"))
@@ -142,3 +147,23 @@ class Plan:
             if isinstance(error, ArgumentError):
                 raise
             raise ArgumentError(f"this is no plan that hybridkern saved: {error}") from error
+
+
+_NUMBER = (int, float)
+_PLAN_TYPES: dict[str, tuple[type, ...]] = {
+    "model": (str,), "fingerprint": (str,), "n_ctx": (int,), "kv_type": (str,), "kv_pages": (int, type(None)),
+    "packed": (bool,), "load": _NUMBER, "prompt": (int,), "prefill": _NUMBER, "decode": _NUMBER,
+    "decode_full": _NUMBER, "crossings": (int,), "copied": _NUMBER, "rates": (str,),
+}  # fmt: skip
+_ASSIGNMENT_TYPES: dict[str, tuple[type, ...]] = {
+    "embedding": (str,), "head": (str,), "n_ubatch": (int,), "stream_from": (int,), "stream_depth": (int,),
+    "stream_kept": (int,),
+}  # fmt: skip
+
+
+def _check_types(record: Mapping[str, Any], types: Mapping[str, tuple[type, ...]], where: str) -> None:
+    """Raises TypeError for a value that is of another type; what is missing is noticed elsewhere."""
+    for name, allowed in types.items():
+        value = record.get(name)
+        if name in record and (not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed)):
+            raise TypeError(f"its {where}{name} is {value!r}")

@@ -134,8 +134,14 @@ def fingerprint(inventory: Inventory) -> str:
 
 def check_replay(plan: Plan, model: LoadedModel) -> None:
     """Raises ArgumentError unless the plan is of this model."""
-    if plan.fingerprint != fingerprint(Inventory.of(model)):
+    inventory, a = Inventory.of(model), plan.assignment
+    if plan.fingerprint != fingerprint(inventory):
         raise ArgumentError(f"the plan was made for another model ({plan.model}): plan again")
+    names = {m.name for m in inventory.matrices()}
+    if set(a.tensors) != names or len(a.kv) != len(inventory.blocks):
+        odd = sorted(names ^ set(a.tensors))
+        what = odd[0] if odd else f"the caches of {len(a.kv)} instead of {len(inventory.blocks)} blocks"
+        raise ArgumentError(f"the plan does not place this model, it was changed by hand (see {what}): plan again")
 
 
 def _described(
