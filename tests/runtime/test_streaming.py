@@ -67,6 +67,28 @@ def test_a_step_that_fails_is_mended(tiny: Any, divided: Make) -> None:  # noqa:
     assert calls == ["refill"]
 
 
+def test_a_refill_that_was_left_ends_before_a_large_step(tiny: Any, divided: Make) -> None:  # noqa: F811
+    """Ctrl-C leaves it to the device's thread, which would write into the ring of the step."""
+    model = tiny("llama", type="Q4_K", n_layer=3, context=1024)
+    e = divided(model, KEPT["two of all"](model))
+    calls: list[str] = []
+
+    def interrupted() -> None:
+        calls.append("left")
+        raise KeyboardInterrupt
+
+    e._stepper._refills = [interrupted]
+    s = e.new_sequence()
+    with pytest.raises(KeyboardInterrupt):
+        e.evaluate(s, IDS[:5])
+    e._stepper._refills = [lambda: calls.append("whole")]
+    e.evaluate(s, IDS[:100])
+    assert calls == ["left", "whole"] and e.length(s) == 100
+    e.evaluate(s, IDS[100:105])
+    e.evaluate(s, IDS[:100])
+    assert calls == ["left", "whole"]
+
+
 def test_long_prompts_by_ubatch(tiny: Any, divided: Make) -> None:  # noqa: F811
     """Steps of 128 tokens, and a rest that is too small to be streamed."""
     model = tiny("llama", type="Q6_K", n_layer=3, context=1024)

@@ -66,7 +66,7 @@ class Stepper:
         refills: Sequence[Callable[[], None]] = (),
     ) -> None:
         self.programs, self.cache = list(programs), cache
-        self._refills, self._is_torn = refills, True
+        self._refills, self._is_torn, self._mends = refills, True, False
         self.n_vocab, self.n_ubatch, self.max_outputs = n_vocab, n_ubatch, max_outputs
         self.use_threads(threads, threads_batch)
         self._ring, self._ahead = ring, ahead
@@ -95,9 +95,10 @@ class Stepper:
     def _first(self) -> _cpu.Program:
         """For steps of few tokens. What a step of many left unfinished is mended before."""
         if self._is_torn:
+            self._mends = True  # until it has ended: Ctrl-C leaves it to the device's thread
             for refill in self._refills:
                 refill()
-            self._is_torn = False
+            self._mends = self._is_torn = False
         return self.programs[0][1]
 
     def _program(self, n: int) -> _cpu.Program:
@@ -110,6 +111,8 @@ class Stepper:
         if program is self.programs[0][1]:
             self._first().run(slot.native, n, m, threads, greedy)
             return
+        if self._mends:  # one that was left may still be writing: the next queues behind it
+            self._first()
         self._is_torn = True  # unless it comes to its end
         program.run(slot.native, n, m, threads, greedy)
         self._is_torn = False

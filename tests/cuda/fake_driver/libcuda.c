@@ -435,7 +435,7 @@ API cuStreamCreateWithPriority(void **to, unsigned flags, int priority) {
 }
 API cuStreamWaitEvent(void *s, void *e, unsigned flags) {
     NEED;
-    return (void)s, (void)e, (void)flags, capture ? 0 : INVALID;
+    return (void)e, (void)flags, capture || !((stream *)s)->asynchronous ? 0 : INVALID; /* all is done, if not queued */
 }
 API cuLaunchHostFunc(void *s, void (*function)(void *), void *argument) {
     return queue(s, (job){.kind = CALL, .function = function, .what = argument});

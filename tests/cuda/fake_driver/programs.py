@@ -108,6 +108,9 @@ def streamed() -> None:
         assert ("could not be registered" in e.describe()) == refused
         assert sum(e.parts[gpu].nbytes.values()) == Memory.live  # type: ignore[attr-defined]
         s, t = e.new_sequence(), e.new_sequence()
+        e._stepper._is_torn = True  # as before the first step: the ring is filled for a small one
+        assert e.greedy(s, PROMPT)[0] == following(PROMPT, 1, e.n_vocab)[0] and not e._stepper._is_torn
+        e.truncate(s, 0)
         for prompt in (PROMPT * 2, PROMPT * 60, PROMPT * 103):
             for sequence in (s, t):
                 assert e.greedy(sequence, prompt)[0] == following(prompt, 1, e.n_vocab)[0]

@@ -62,6 +62,15 @@ class Locked:
         call("stream_call", stream.handle, c.cast(_library().hk_stage_run, c.c_void_p), c.c_void_p(c.addressof(job)))
         return [(base + start, start, n) for _, start, n in fill.copies]
 
+    @property
+    def jobs(self) -> int:
+        """Fills that are kept, as graphs may run them again."""
+        return len(self._jobs)
+
+    def forget(self, jobs: int) -> None:
+        """Keeps the first so many; the others are over, and in no graph."""
+        del self._jobs[jobs:]
+
     def close(self) -> None:
         """A second call does nothing."""
         if self._stage is not None:

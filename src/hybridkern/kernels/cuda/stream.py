@@ -114,12 +114,14 @@ class WeightStream:
         if not self._kept:
             return
         made = _Capture(self._kernels, self.layout, stream, self._branches, self._areas, self._ring, False)
-        n = len(self.layout.blocks)
+        n, jobs = len(self.layout.blocks), self._locked.jobs if self._locked is not None else 0
         try:
             made.run([Run(needs=b) for b in range(n - self.layout.depth, n)], self._sources, self._locked)
         finally:
             stream.wait()
             made.forget()
+            if self._locked is not None:
+                self._locked.forget(jobs)
 
     def close(self) -> None:
         """Let main memory go. Nothing may be running, and no graph of `capture` may run again. A second call does
