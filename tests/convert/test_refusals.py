@@ -106,7 +106,7 @@ def test_tensors(command, folder, tmp_path):
 
 def test_paths(command, folder, tmp_path):
     for out, said in (
-        (folder / "config.json", "is a file of the folder"),
+        (folder / "config.json", "input and output are the same file"),
         (tmp_path, "is a folder"),
         (tmp_path / "no" / "out.gguf", "does not exist"),
     ):

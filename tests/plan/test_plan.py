@@ -73,12 +73,27 @@ def test_the_room_and_the_function_have_one_name(large_path: Path):
         ("kv", [7], "no name"),
         ("kv", ["cpu"], "the caches of 1 instead of 32 blocks"),
         ("tensors", {"blk.0.attn_q.weight": "cpu"}, "changed by hand .see blk.0"),
+        ("stream_kept", -1, "see stream_from .* stream_kept -1"),
+        ("stream_kept", 99, "stream_kept 99"),
+        ("stream_depth", -1, "stream_depth -1"),
+        ("streamed", [[999, "cuda0"]], "block 999 is to be streamed"),
+        ("head", "x", "head on 'x'"),
+        ("n_ubatch", -1, "n_ubatch -1"),
     ],
 )
 def test_a_plan_that_was_changed_by_hand(large, name, value, said):
     record = json.loads(plan(large, 2500, streams=True).to_json())
     record["assignment"][name] = value
     with pytest.raises(ArgumentError, match=said):
+        check_replay(Plan.from_json(json.dumps(record)), large)
+
+
+@pytest.mark.parametrize(
+    "change", [{"n_ctx": 0}, {"n_ctx": 10**15}, {"kv_type": "f99"}, {"kv_pages": 0}, {"kv_pages": -1}], ids=str
+)
+def test_a_plan_of_a_cache_that_cannot_be(large, change):
+    record = json.loads(plan(large, None).to_json()) | change
+    with pytest.raises(ArgumentError, match="says what cannot be.*" + next(iter(change))):
         check_replay(Plan.from_json(json.dumps(record)), large)
 
 

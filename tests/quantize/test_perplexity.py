@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from pathlib import Path
 
@@ -158,6 +159,20 @@ def test_what_is_refused(command, tiny_path, tmp_path, words, said):
     assert status == 2
     assert said in err
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("over", ["model.gguf", "text"])
+@pytest.mark.parametrize("words", [("imatrix", "-o"), ("perplexity", "--save-logits")], ids="".join)
+def test_nothing_is_written_over_what_is_read(command, tiny_path, tmp_path, words, over):
+    model, text = tmp_path / "model.gguf", tmp_path / "text"
+    shutil.copy(tiny_path, model)
+    text.write_text(TEXT)
+    kept = model.read_bytes()
+    status, _, err = command(words[0], "-m", model, "-f", text, "-c", 32, words[1], tmp_path / over)
+    assert status == 2 and "input and output are the same file" in err
+    assert model.read_bytes() == kept and text.read_text() == TEXT and len(list(tmp_path.iterdir())) == 2
+    status, _, err = command(words[0], "-m", model, "-f", text, "-c", 32, "--chunks", 0, words[1], tmp_path / "new")
+    assert status == 2 and "--chunks 0" in err
 
 
 @pytest.mark.real_model

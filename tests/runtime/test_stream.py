@@ -9,8 +9,8 @@ import pytest
 
 from hybridkern.errors import ArgumentError
 from hybridkern.kernels.interface import Recorder, Weight
-from hybridkern.plan.assignment import Assignment, block_of
-from hybridkern.runtime.stream import checked, first_step, streamed_blocks
+from hybridkern.plan.assignment import Assignment, block_of, checked
+from hybridkern.runtime.stream import first_step, streamed_blocks
 
 TENSORS = {
     "blk.0.attn_q.weight": "cpu", "blk.0.ffn_up.weight": "cpu",

@@ -31,12 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, say what is left out, write."""
-    from hybridkern.convert import check_out, convert_folder, inspect_folder
+    from hybridkern.convert import convert_folder, inspect_folder
+    from hybridkern.gguf.targets import check_target
 
     from .quantize import progress
 
     made = inspect_folder(args.folder, args.outtype)
-    check_out(made.folder, args.output)
+    check_target(args.output, made.folder.iterdir())
     for text in made.shape.notes:
         note(text)
     summary = f"{made.shape.arch.name}, {len(made.places)} tensors, {size(made.nbytes)} -> {made.type}"

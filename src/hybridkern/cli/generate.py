@@ -97,14 +97,20 @@ def _check_generation(args: argparse.Namespace) -> None:
     Request.checked([], frozenset(), **generation_arguments(args))
 
 
-def open_model(args: argparse.Namespace, options: dict[str, Any]) -> Model:
-    """Find the file, say what should be said about it, and load it."""
+def open_model(args: argparse.Namespace, options: dict[str, Any], writes: str | None = None) -> Model:
+    """Find the file, say what should be said about it, and load it. writes: a file that is to be written, which must
+    not be the model's."""
+    from hybridkern.gguf import GGUFFile
+    from hybridkern.gguf.targets import check_target
     from hybridkern.runtime.loading import load
     from hybridkern.runtime.locate import locate
 
     found = locate(args.model, note)
     if found.note:
         note(found.note)
+    if writes is not None:
+        with GGUFFile.open(found.path) as file:
+            check_target(writes, file.paths)
     with loading(f"loading {found.path.name}") as progress:
         model = load(found.path, progress=progress, **options)
     keep_plan(args, model.plan)

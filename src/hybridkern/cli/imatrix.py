@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load with taps, run, write."""
-    from hybridkern.quantize.importance import check_target, write_importance
+    from hybridkern.gguf.targets import check_target
+    from hybridkern.quantize.importance import write_importance
     from hybridkern.runtime.observing import Observed, observe_text
     from hybridkern.runtime.perplexity import cut
 
@@ -42,12 +43,14 @@ def run(args: argparse.Namespace) -> int:
     text = given_text(args)
     if text is None:
         raise ArgumentError("give the text with -f or -p")
+    if args.chunks == 0:
+        raise ArgumentError("--chunks 0: nothing would be measured; -1 takes all")
     if args.ctx_size == 0:
         raise ArgumentError("-c 0: the size of the chunks is needed, from 8 on")
-    check_target(args.output_file)
+    check_target(args.output_file, [args.file] if args.file else [])
     observed = Observed(args.process_output)
     options = load_arguments(args) | {"n_ctx": args.ctx_size or CHUNK, "tap": observed.tap}
-    with open_model(args, options) as model:
+    with open_model(args, options, args.output_file) as model:
         chunks = cut(model.tokenize(text), options["n_ctx"], None if args.chunks == -1 else args.chunks)
         observe_text(model, chunks, lambda done: _tell(done, len(chunks)))
     observed.check()

@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, cut, measure, show."""
+    from hybridkern.gguf.targets import check_target
     from hybridkern.runtime.logit_base import LogitBase, LogitWriter
     from hybridkern.runtime.perplexity import cut, measure
 
@@ -56,11 +57,15 @@ def run(args: argparse.Namespace) -> int:
         raise ArgumentError("give the text with -f or -p, or --kl-base, whose text is used again")
     most = None if args.chunks == -1 else args.chunks
     options = load_arguments(args)
+    if args.chunks == 0:
+        raise ArgumentError("--chunks 0: nothing would be measured; -1 takes all")
     if args.ctx_size == 0:
         raise ArgumentError("-c 0: the size of the chunks is needed, from 8 on")
+    if args.save_logits:
+        check_target(args.save_logits, [name for name in (args.file, args.kl_base) if name])
     options["n_ctx"] = base.n_ctx if base is not None else args.ctx_size or CHUNK
     with contextlib.ExitStack() as stack:
-        model = stack.enter_context(open_model(args, options))
+        model = stack.enter_context(open_model(args, options, args.save_logits))
         if args.verbose:
             for line in model.describe().splitlines():
                 note(line)

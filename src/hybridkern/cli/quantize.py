@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Open, plan, show, write."""
     from hybridkern.gguf import GGUFFile
+    from hybridkern.gguf.targets import check_target
     from hybridkern.quantize import file_type_named, plan, quantize_file, read_importance
-    from hybridkern.quantize.write import check_paths
     from hybridkern.runtime.locate import locate
     from hybridkern.runtime.threads import default_threads
 
@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     importance = read_importance(args.imatrix) if args.imatrix else None
     found = locate(args.input, note)
     with GGUFFile.open(found.path) as file:
+        check_target(args.output, [*file.paths, *([args.imatrix] if args.imatrix else [])])
         targets = plan(file, kind, wishes, importance is not None)
-        check_paths(file, args.output)
         _show(targets, importance)
         before, after = sum(t.info.nbytes for t in targets), sum(t.nbytes for t in targets)
         bits = 8 * after / max(1, sum(t.info.n_elements for t in targets))

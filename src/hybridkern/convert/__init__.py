@@ -1,5 +1,5 @@
 """Hugging Face folders (config.json, safetensors, tokenizer) to GGUF files."""
 
-from .write import OUT_TYPES, Conversion, check_out, convert_folder, inspect_folder
+from .write import OUT_TYPES, Conversion, convert_folder, inspect_folder
 
-__all__ = ["OUT_TYPES", "Conversion", "check_out", "convert_folder", "inspect_folder"]
+__all__ = ["OUT_TYPES", "Conversion", "convert_folder", "inspect_folder"]

@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 
 from hybridkern.errors import ArgumentError, KernelError, ModelError
+from hybridkern.gguf.targets import check_target
 from hybridkern.quantize.recipes import FILE_TYPES
 from hybridkern.quantize.write import QUANTIZATION_VERSION, Writer, write_whole
 
@@ -83,7 +84,7 @@ def convert_folder(conversion: Conversion, out: str | os.PathLike[str], progress
     Whatever stands at `out` is replaced when everything is there, unless it lies in the folder. Raises ArgumentError
     for such a path, ModelError for NaN and infinity, KernelError for values that F16 cannot hold.
     """
-    path = check_out(conversion.folder, out)
+    path = check_target(out, conversion.folder.iterdir())
 
     def tensors() -> Iterator[Any]:
         for place in conversion.places:
@@ -106,17 +107,6 @@ def convert_folder(conversion: Conversion, out: str | os.PathLike[str], progress
             writer.add_tensor_info(name, (n,), np.dtype(np.float32), 4 * n, gguf.GGMLQuantizationType.F32)
 
     return write_whole(path, conversion.shape.arch.name, start, tensors())
-
-
-def check_out(folder: Path, out: str | os.PathLike[str]) -> Path:
-    """The path to write to. Raises ArgumentError where it cannot be written, or is a file of the folder."""
-    path = Path(out)
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else f"the folder {str(path.parent)!r} does not exist"
-        raise ArgumentError(f"{path}: cannot be written: {what}")
-    if path.exists() and any(os.path.samefile(path, each) for each in folder.iterdir() if each.exists()):
-        raise ArgumentError(f"{path}: is a file of the folder that is read; nothing there is replaced")
-    return path
 
 
 def _encoded(place: Place, values: Values, kind: str) -> Any:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from hybridkern.errors import ArgumentError
+
 CPU = "cpu"
 
 
@@ -73,3 +75,23 @@ def block_of(name: str) -> int | None:
     prefix, _, rest = name.partition(".")
     number = rest.partition(".")[0]
     return int(number) if prefix == "blk" and number.isdecimal() else None
+
+
+def checked(assignment: Assignment) -> Assignment:
+    """The same. Raises ArgumentError for blocks that cannot be streamed as it says."""
+    for block, device in assignment.streamed.items():
+        if not 0 <= block < len(assignment.kv):
+            raise ArgumentError(f"block {block} is to be streamed, but the model has {len(assignment.kv)}")
+        if device == CPU:
+            raise ArgumentError(f"block {block} is to be streamed to {device}: weights are streamed to a GPU")
+    if assignment.streamed and (assignment.stream_from < 1 or assignment.stream_depth < 1):
+        raise ArgumentError(
+            f"streamed blocks need a number of tokens from which on they are (stream_from = {assignment.stream_from}) "
+            f"and room for one at least (stream_depth = {assignment.stream_depth})"
+        )
+    if not 0 <= assignment.stream_kept <= assignment.stream_depth:
+        raise ArgumentError(
+            f"of {assignment.stream_depth} streamed blocks that a GPU holds at a time, {assignment.stream_kept} are to "
+            "be kept (stream_kept)"
+        )
+    return assignment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,7 @@ from hybridkern.kernels.cuda.sizing import head_bytes
 from hybridkern.kernels.interface import KVSpec
 from hybridkern.model import LoadedModel
 
-from .assignment import CPU, Assignment
+from .assignment import CPU, Assignment, checked
 from .devices import GRAPH_BYTES, MIB, Gpu, Host
 from .fitting import UBATCHES, Fitter, Options
 from .inventory import Inventory, Matrix
@@ -27,6 +28,7 @@ CONTEXT_STEP = 256  # tokens by which fitting shrinks a context
 CPU_UBATCH = 512
 LEAST_SPARE = 2  # pages of a cache on a GPU beyond one full context, where memory is short
 SHOWN_PROMPT, SHOWN_ANSWER = 512, 128
+KV_TYPES, MOST_CTX = ("f16", "q8_0", "q4_0", "f32"), 1 << 30
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,18 @@ def check_replay(plan: Plan, model: LoadedModel) -> None:
         odd = sorted(names ^ set(a.tensors))
         what = odd[0] if odd else f"the caches of {len(a.kv)} instead of {len(inventory.blocks)} blocks"
         raise ArgumentError(f"the plan does not place this model, it was changed by hand (see {what}): plan again")
+    named = {"embedding": a.embedding, "head": a.head, **a.tensors}
+    named |= {f"block {b}": d for b, d in [*enumerate(a.kv), *a.streamed.items()]}
+    odd = [f"{name} on {d!r}" for name, d in named.items() if not re.fullmatch(r"cpu|cuda\d{1,4}", d)]
+    odd += [f"n_ctx {plan.n_ctx}"] if not 1 <= plan.n_ctx <= MOST_CTX else []
+    odd += [f"n_ubatch {a.n_ubatch}"] if a.n_ubatch < 1 else []
+    odd += [f"kv_type {plan.kv_type!r}"] if plan.kv_type not in KV_TYPES else []
+    odd += [f"kv_pages {plan.kv_pages}"] if plan.kv_pages is not None and plan.kv_pages < 1 else []
+    if min(a.stream_from, a.stream_depth, a.stream_kept) < 0 or a.stream_kept > a.stream_depth:
+        odd.append(f"stream_from {a.stream_from}, stream_depth {a.stream_depth}, stream_kept {a.stream_kept}")
+    if odd:
+        raise ArgumentError(f"the plan says what cannot be, it was changed by hand (see {odd[0]}): plan again")
+    checked(a)
 
 
 def _described(

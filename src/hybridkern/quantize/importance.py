@@ -18,8 +18,9 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from hybridkern.errors import ArgumentError, GGUFError
+from hybridkern.errors import ArgumentError, GGUFError, HybridKernError
 from hybridkern.gguf import GGUFFile
+from hybridkern.gguf.targets import check_target
 
 _MAX_NAME = 65535
 Values = npt.NDArray[np.float32]
@@ -129,14 +130,6 @@ def _read_dat(path: str) -> Importance:
     return Importance(path, means, chunks, (dataset,))
 
 
-def check_target(path: str | os.PathLike[str]) -> None:
-    """Raise ArgumentError where no file can be written: before hours of work, not behind them."""
-    folder = os.path.dirname(os.path.abspath(path))
-    if os.path.isdir(path) or not os.path.isdir(folder):
-        what = "is a folder" if os.path.isdir(path) else f"the folder {folder!r} does not exist"
-        raise ArgumentError(f"{os.fspath(path)}: cannot be written: {what}")
-
-
 def write_importance(
     path: str | os.PathLike[str],
     sums: Mapping[str, npt.NDArray[np.float64]],
@@ -163,8 +156,11 @@ def write_importance(
         writer.write_tensors_to_file()
         writer.close()
         os.replace(part, path)
-    except BaseException:
-        writer.close()
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            writer.close()
         with contextlib.suppress(OSError):
             os.unlink(part)
+        if isinstance(error, OSError):
+            raise HybridKernError(f"{os.fspath(path)}: cannot be written: {error.strerror or error}") from error
         raise

@@ -12,8 +12,9 @@ from typing import Any
 import gguf
 import numpy as np
 
-from hybridkern.errors import ArgumentError, GGUFError, KernelError
+from hybridkern.errors import GGUFError, HybridKernError, KernelError
 from hybridkern.gguf import GGUFFile, findings_of
+from hybridkern.gguf.targets import check_target
 
 from .importance import Importance
 from .plan import Target
@@ -58,18 +59,6 @@ class Writer(gguf.GGUFWriter):
         at[key] = gguf.gguf_writer.GGUFValue(value=value, type=kind)
 
 
-def check_paths(file: GGUFFile, out: str | os.PathLike[str]) -> Path:
-    """The path to write to. Raises ArgumentError where it is one of the files that are read, or cannot be written."""
-    path = Path(out)
-    for source in file.paths:
-        if path.exists() and os.path.samefile(source, path):
-            raise ArgumentError(f"{path}: input and output are the same file")
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else f"the folder {str(path.parent)!r} does not exist"
-        raise ArgumentError(f"{path}: cannot be written: {what}")
-    return path
-
-
 def quantize_file(
     file: GGUFFile,
     out: str | os.PathLike[str],
@@ -87,7 +76,7 @@ def quantize_file(
     NaN and infinity, KernelError for values that a type cannot hold, ArgumentError for a path or an importance matrix
     that does not fit.
     """
-    path = check_paths(file, out)
+    path = check_target(out, file.paths)
 
     def start(writer: Writer) -> None:
         writer.carry(file)
@@ -114,7 +103,7 @@ def write_whole(path: Path, arch: str, start: Callable[[Writer], None], tensors:
     """Write a file beside `path` and rename it when it is complete; returns its bytes.
 
     start: gives the writer the metadata, and what it has to know of the tensors; tensors: their values, one at a time,
-    in that order. Whatever goes wrong, `path` stays what it was.
+    in that order. Whatever goes wrong, `path` stays what it was. Raises HybridKernError where the system cannot write.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     writer = Writer(part, arch)
@@ -129,10 +118,13 @@ def write_whole(path: Path, arch: str, start: Callable[[Writer], None], tensors:
         written = part.stat().st_size
         os.replace(part, path)
         return written
-    except BaseException:
-        writer.close()
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            writer.close()
         with contextlib.suppress(OSError):
             part.unlink()
+        if isinstance(error, OSError):
+            raise HybridKernError(f"{path}: cannot be written: {error.strerror or error}") from error
         raise
 
 

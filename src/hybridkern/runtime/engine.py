@@ -16,7 +16,7 @@ from hybridkern.errors import ArgumentError, HybridKernError, SamplingError
 from hybridkern.kernels import _cpu
 from hybridkern.kernels.cpu.weights import Progress
 from hybridkern.kernels.interface import Batch, Recorder
-from hybridkern.plan.assignment import CPU, Assignment
+from hybridkern.plan.assignment import CPU, Assignment, checked
 from hybridkern.plan.division import divide, whole
 
 from .arguments import MAX_BATCH, count
@@ -24,7 +24,6 @@ from .assembly import AllPages, GraphSource, make_parts, programs_of
 from .kv_cache import KVCache, max_pages
 from .parts import Factory, Part, Sizes
 from .stepper import RING, Logits, Outputs, Stepper, token_array, wanted_rows
-from .stream import checked
 from .threads import MAX_THREADS, default_threads, usable_cores
 from .turn import Turn
 

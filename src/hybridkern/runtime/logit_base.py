@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridkern.errors import ArgumentError
+from hybridkern.gguf.targets import check_target
 
 MAGIC = b"_logits_"
 _HEAD = struct.Struct("<Iii")
@@ -34,7 +35,7 @@ class LogitWriter:
     error."""
 
     def __init__(self, path: str | os.PathLike[str], chunks: Sequence[Sequence[int]], n_vocab: int) -> None:
-        self.path = os.fspath(path)
+        self.path = os.fspath(check_target(path))
         self._part = f"{self.path}.{os.getpid()}.part"
         self._n_vocab = n_vocab
         try:

@@ -14,31 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hybridkern.errors import ArgumentError
 from hybridkern.kernels.interface import Op, Weight
 from hybridkern.plan.assignment import CPU, Assignment, block_of
 
 LEAST = 2  # tokens: a single one is decoded where its weights lie
-
-
-def checked(assignment: Assignment) -> Assignment:
-    """The same. Raises ArgumentError for blocks that cannot be streamed as it says."""
-    for block, device in assignment.streamed.items():
-        if not 0 <= block < len(assignment.kv):
-            raise ArgumentError(f"block {block} is to be streamed, but the model has {len(assignment.kv)}")
-        if device == CPU:
-            raise ArgumentError(f"block {block} is to be streamed to {device}: weights are streamed to a GPU")
-    if assignment.streamed and (assignment.stream_from < 1 or assignment.stream_depth < 1):
-        raise ArgumentError(
-            f"streamed blocks need a number of tokens from which on they are (stream_from = {assignment.stream_from}) "
-            f"and room for one at least (stream_depth = {assignment.stream_depth})"
-        )
-    if not 0 <= assignment.stream_kept <= assignment.stream_depth:
-        raise ArgumentError(
-            f"of {assignment.stream_depth} streamed blocks that a GPU holds at a time, {assignment.stream_kept} are to "
-            "be kept (stream_kept)"
-        )
-    return assignment
 
 
 def first_step(assignment: Assignment) -> int:
